@@ -27,7 +27,7 @@ from mlx_engine.serve.errors import ApiError
 # Seconds without a step, while there is work, after which the engine counts as stalled.
 STALLED_SECONDS = 60.0
 
-# "submit" or "cancel", and the call whose requests are meant.
+# "submit" or "cancel", and the call whose requests to submit or cancel.
 Command = tuple[str, Call]
 
 
@@ -37,10 +37,10 @@ class Load(NamedTuple):
     Attributes:
         running: the number of answers with a slot.
         waiting: the number of answers without a slot.
-        kv_usage: the share of the pages of keys and values that answers or the prefix cache hold, 0 to 1. If layers
-            have different attention windows, each window has its own pages, and this is the largest of the shares.
+        kv_usage: the share of the pages of the KV cache that answers or the prefix cache hold, 0 to 1. Each attention
+            window has its own pages; this is the largest share of all windows.
         pages: the number of pages that answers hold, without pages that only the prefix cache holds.
-        disk: counters of the prefixes on disk, which change between steps, too; None if no prefixes are kept on disk.
+        disk: counters of the prefixes on disk, which also change after the step; None if no prefixes are kept on disk.
     """
 
     running: int = 0
@@ -51,7 +51,7 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> Load:
-        """Return the use of a scheduler; called by the engine thread between two steps."""
+        """Return the use of the engine; called by the engine thread between two steps."""
         pool, prefix = scheduler.pool, scheduler.prefix
         used = [pool.used_pages(group) for group in range(len(pool.windows))]
         cached = [0 if prefix is None else prefix.evictable_pages(group) for group in range(len(used))]
@@ -63,8 +63,8 @@ class Load(NamedTuple):
 class Cores:
     """Lets the engine threads of several models run their steps one at a time, in the order in which they ask.
 
-    Each step uses all cores, so concurrent steps would slow each other down: each thread pool would wait for cores that
-    the others use. A Lock alone would not be fair, because the thread that releases it usually acquires it again.
+    Each step uses all cores, so concurrent steps would slow each other down. A Lock alone would not be fair, because
+    the thread that releases it usually acquires it again.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Cores:
                 self._condition.notify_all()
 
     def step(self, scheduler: Scheduler) -> StepOutput:
-        """Run a step. While another model generates answers, limit the prompt tokens, so that no answer waits long."""
+        """Run a step, with few prompt tokens while another model generates answers, so that these do not wait long."""
         with self.turn():
             scheduler.others_answer = bool(self._answering - {scheduler})
             try:
@@ -102,10 +102,10 @@ class StepUpdate(NamedTuple):
     """The results of a step, which the engine thread sends to the event loop.
 
     Attributes:
-        report: what the step has done.
+        report: the scheduler's report of the step.
         reached: the progress of each output, by request.
         load: the use of the engine.
-        snapshot: the result of the worker's `snapshot` function; None for no new snapshot.
+        snapshot: a new value for `Worker.snapshots`; None if there is none.
     """
 
     report: StepOutput
@@ -121,15 +121,15 @@ class Worker:
     calls these.
 
     Attributes:
-        engine: the engine; None until it is loaded.
+        engine: None until the model is loaded.
         slots: the largest number of answers that run at the same time.
-        capacity: the number of tokens whose keys and values fit into the KV cache.
+        capacity: the number of tokens that fit into the KV cache.
         load: the use of the engine after the last step.
         kv_nbytes: bytes of the KV cache.
         fault: the error that ended the thread, or None.
         begun: an event that is set when the model has been loaded, or the thread has died.
         is_closing: whether new requests are refused, because the server stops or the model is unloaded.
-        on_update: called in the event loop for each update of the thread, for example after a step.
+        on_update: called in the event loop with each update of the thread.
         on_fault: called in the event loop when the thread has died.
     """
 
@@ -151,11 +151,9 @@ class Worker:
             queue: the largest number of answers that wait for a slot.
             on_ready: called in the event loop when the model has been loaded, unless `close` has been called.
             measure: called once in the thread, when the model has been loaded. Requests wait until it returns.
-            snapshot: called in the thread for each update, for example after a step; a result that is not None goes to
-                the readers of `snapshots`.
-            cores: shared by the workers of several models, so that they run steps one at a time; None if there is one
-                worker.
-            clock: returns seconds, for the time of the last step and for rates.
+            snapshot: called in the thread for each update; `snapshots` yields its results that are not None.
+            cores: shared by the workers of several models; None if there is one worker.
+            clock: returns seconds.
         """
         self.queue, self.slots, self.capacity, self.load = queue, 0, 0, Load()
         self.kv_nbytes, self.begun = 0, asyncio.Event()
@@ -225,22 +223,14 @@ class Worker:
         return "stalled" if is_late else "ok"
 
     def check_open(self) -> Engine:
-        """Return the engine.
-
-        Raises:
-            ApiError: the engine does not take requests now.
-        """
+        """Return the engine; raise ApiError if it does not take requests now."""
         if self.engine is None or self.is_closing or self.fault is not None:
             message = f"the engine is not ready ({self.state}); try again later"
             raise ApiError(503, message, code=self.state, headers={"Retry-After": "1"})
         return self.engine
 
     def check_room(self, n: int) -> None:
-        """Check that n more answers fit into the slots and the queue.
-
-        Raises:
-            ApiError: the slots and the queue are too small for n answers, or too full now.
-        """
+        """Raise ApiError if slots and queue are too small for n answers, or too full for n more answers now."""
         most = self.slots + self.queue
         if n > most:
             message = f"{n} answers are too many: slots and queue hold {most}; send fewer at once"
@@ -256,10 +246,8 @@ class Worker:
     def reserved(self) -> Iterator[Callable[[int], None]]:
         """Reserve a place in the slots and the queue for a request that is not parsed yet, until the block ends.
 
-        Yield a function that reserves n places in place of this one. Call it when the number n of answers is known.
-
-        Raises:
-            ApiError: as `check_room`, also from the returned function.
+        Yield a function that changes the reservation to n places; call it when the number n of answers is known. The
+        function and this method raise ApiError as `check_room` does.
         """
         held = 0
 
@@ -317,7 +305,7 @@ class Worker:
             self._wake.notify()
 
     def _receive(self, update: StepUpdate) -> None:
-        """Pass the update of a step to the calls, to `on_update`, and to the readers of `snapshots`."""
+        """Pass an update to the calls, to `on_update`, and to the readers of `snapshots`."""
         self.load = update.load
         for request, reached in update.reached.items():
             call = self._calls.get(request)
@@ -427,12 +415,11 @@ class Worker:
         self._post(partial(self._receive, StepUpdate(report, reached, load, snapshot)))
 
 
-# The number of recently ended answers from which the rate is computed.
 ENDS = 64
 
 
 class Rates:
-    """Measures how many answers end per second."""
+    """The rate at which answers end, over the last ENDS answers."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -443,11 +430,7 @@ class Rates:
         self._ends.extend([self._clock()] * n)
 
     def seconds_for(self, n: int) -> int:
-        """Return the expected whole seconds until n more answers have ended, at least 1.
-
-        The rate is the number of the last ENDS ended answers, divided by the time since the first of them ended. If
-        fewer than two answers have ended, the rate is unknown; return 1.
-        """
+        """Return the expected whole seconds until n more answers have ended: at least 1, also if no rate is known."""
         if len(self._ends) < 2:
             return 1
         seconds = max(self._clock() - self._ends[0], 1e-9)

@@ -1,7 +1,7 @@
 """Tokenizers from GGUF metadata or a `tokenizer.json`: encode, decode, and streaming decode by whole characters.
 
-Chat messages are encoded with the model's chat template (`chat`), which runs in a sandbox (`sandbox`). Byte-level
-BPE, SPM and the BPE of Gemma 4 are implemented; there is no training.
+Chat messages are encoded with the model's chat template (`chat`). Byte-level BPE, SPM and the BPE of Gemma 4 are
+implemented (`bpe`); there is no training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["StreamDecoder", "Tokenizer", "from_gguf", "from_json", "load_tokeniz
 
 
 def load_tokenizer(source: str | os.PathLike[str] | GGUFFile) -> Tokenizer:
-    """Load the tokenizer of a GGUF file (open, or its path), of a `tokenizer.json`, or of a folder that has this file.
+    """Load the tokenizer of a GGUF file (open, or its path), a `tokenizer.json`, or a folder with a `tokenizer.json`.
 
     Raises:
         SourceError: there is no such file.

@@ -26,9 +26,8 @@ _KEY = "tokenizer.ggml.merges"
 class Merges(Sequence[tuple[str, str]]):
     """The merges of a GGUF file, by rank. If a merge is listed twice, the first rank counts.
 
-    The file stores each merge as `left right`. Tokens contain no space: byte-level BPE writes spaces as `Ġ`, and
-    Gemma 4 as U+2581. Merges are split into pairs only while they are iterated: a list of the 151,387 pairs of Qwen2
-    would take 25 MB, in addition to the library's copy.
+    The file stores a merge as `left right`; tokens contain no space, which is written as `Ġ` or U+2581. Merges are
+    split into pairs only while they are iterated: a list of the 151,387 pairs of Qwen2 would take 25 MB.
 
     Raises:
         TokenizerError: the file has no merges, or an entry is not a pair.
@@ -53,15 +52,11 @@ class Merges(Sequence[tuple[str, str]]):
         return map(tuple, map(str.split, self._listed, repeat(" ")))  # type: ignore[arg-type]
 
     def make(self, token: str) -> bool:
-        """Return whether a merge produces this token, by trying all splits of the token."""
+        """Return whether a merge produces this token; all splits of the token are tried."""
         return any(f"{token[:i]} {token[i:]}" in self._known for i in range(1, len(token)))
 
     def check(self, ids: dict[str, int]) -> None:
-        """Check that every merge produces a token. The library checks this too, but does not report which merge fails.
-
-        Raises:
-            TokenizerError: a merge produces no token.
-        """
+        """Raise TokenizerError for a merge that produces no token. The library's error does not name the merge."""
         for index, merge in enumerate(self._read.strings(_KEY)):
             if merge.replace(" ", "") not in ids:
                 expected = "two tokens of the vocabulary that make a third"
@@ -72,8 +67,7 @@ def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, 
     """Return a tokenizer that merges bytes into the tokens of `vocabulary`; `mark_special` adds the special tokens.
 
     The tokenizer does not normalise text, unlike the original tokenizers of some models, because GGUF has no key for
-    normalisation. So `decode` returns exactly the text given to `encode`. No merge produces a control token, so the
-    spelling of a control token in plain text stays text.
+    normalisation.
 
     Raises:
         TokenizerError: a merge does not join two tokens into a third.
@@ -90,14 +84,12 @@ def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, 
 
 
 def without_control(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges) -> Sequence[tuple[str, str]]:
-    """Return the merges, without those that would turn plain text such as `</s>` into a control token.
+    """Return the merges, without those that join or produce a control, unknown, unused or undefined token.
 
-    If any merge produces a control, unknown, unused or undefined token, all merges that join or produce such a token
-    are left out.
+    So plain text such as `</s>` is not encoded as a control token. If no merge produces such a token, all are returned.
 
     Raises:
-        TokenizerError: the result of a merge is not in the vocabulary. If no merge is left out, the library checks this
-            later.
+        TokenizerError: a merge produces no token. If all merges are returned, the library checks this later.
     """
     barred_ids = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
     barred = {vocabulary.tokens[i] for i in barred_ids}
@@ -129,10 +121,8 @@ _QWEN_3_5 = (
 class Split:
     """A pre-tokenizer, which splits text into words for byte-level BPE.
 
-    SPLITS has the pre-tokenizers by their names in the GGUF key `tokenizer.ggml.pre`.
-
-    A pre-tokenizer is one or several regular expressions, applied in sequence. Each expression splits the pieces of the
-    previous one: its matches and the text between the matches are the new pieces.
+    Its regular expressions are applied in sequence. Each expression splits the pieces of the previous one: its matches
+    and the text between the matches are the new pieces.
 
     Source: llama.cpp src/llama-vocab.cpp at 00ad355e for the names, and for the patterns of `gpt-2`, `smollm`
     and `default`; the same file in llama-cpp-python 0.3.36 for `jais-2`; the `tokenizer.json` of Qwen2, Qwen3.5 and
@@ -157,6 +147,7 @@ _digit_by_digit = Split((r"\p{N}", _GPT_2))
 _llama_3 = Split((_LLAMA_3,), whole_words=True, add_bos=True)
 _merging_llama_3 = Split((_LLAMA_3,))
 
+# The pre-tokenizers, by their names in the GGUF key `tokenizer.ggml.pre`.
 SPLITS: dict[str, Split] = {
     "gpt-2": _gpt_2,
     "phi-2": _gpt_2,
@@ -183,7 +174,7 @@ SPLITS: dict[str, Split] = {
     "command-r": _digit_by_digit,
     "codeshell": _digit_by_digit,
     "exaone": _digit_by_digit,
-    # For files without the key `tokenizer.ggml.pre`, which is newer than GGUF. llama.cpp does the same, with a warning.
+    # For old files, which lack the key `tokenizer.ggml.pre`; as in llama.cpp.
     "default": Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", r"[0-9][0-9][0-9]")),
 }
 
@@ -193,7 +184,6 @@ def name_of(pre_tokenizer: Any, *, whole_words: bool) -> str | None:
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
     if [step and step["type"] == "ByteLevel" for step in steps] != [False] * (len(steps) - 1) + [True]:
         return None
-    # A last step that only maps bytes, without a split, has the pattern "".
     cuts = tuple(pattern for pattern in map(_pattern, steps) if pattern != "")
     return next((n for n, split in SPLITS.items() if (split.patterns, split.whole_words) == (cuts, whole_words)), None)
 
@@ -212,24 +202,24 @@ def _pattern(step: Any) -> str | None:
 
 # ---- BPE on characters: SPM and Gemma 4 ----
 #
-# `tokenizers` has no SPM (its Unigram maximises the score of the whole text instead). Its BPE merges like SPM if every
-# split of a token into two tokens is a merge, and merges are ranked by the score of the merged token. The two differ
-# for equal scores: SPM merges the leftmost pair, and BPE the pair whose merge has the lower rank. So merges of equal
-# score are ranked by the length of the merged token (longest first), then by the length of its left part (longest
-# first). A run of equal characters is then merged from the left, as in SPM. This matters for spaces: in Llama's
-# vocabulary, all tokens of two to sixteen spaces have the same score.
+# `tokenizers` has no SPM (its Unigram maximises the score of the whole text instead). The library's BPE merges like SPM
+# if every split of a token into two tokens is a merge, and merges are ranked by the score of the merged token. For
+# equal scores, SPM merges the leftmost pair, but BPE the pair whose merge has the lower rank. So merges of equal score
+# are ranked by the length of the merged token, then by the length of its left part (longest first). A run of equal
+# characters is then merged from the left, as in SPM. This matters for spaces: in Llama's vocabulary, all tokens of two
+# to sixteen spaces have the same score.
 
 
 def spm(
     vocabulary: Vocabulary, ids: dict[str, int], scores: NDArray[Any], unknown_id: int | None
 ) -> tokenizers.Tokenizer:
-    """Return a tokenizer that merges characters into tokens of `vocabulary`; `mark_special` adds the special tokens.
+    """Return an SPM tokenizer for `vocabulary`; `mark_special` adds the special tokens.
 
     Merges produce normal tokens only, as in sentencepiece. In llama.cpp they also produce control tokens, so that the
     plain text `</s>` may become EOS there.
 
     Raises:
-        TokenizerError: characters without a token cannot be encoded: a byte token and the unknown token are missing.
+        TokenizerError: as `has_all_bytes`.
     """
     has_bytes, tokens = has_all_bytes(vocabulary, unknown_id), vocabulary.tokens
     with refusals(vocabulary.where, "no SPM tokenizer can be built from the tokens and scores"):
@@ -250,7 +240,7 @@ def spm(
 
 
 def has_all_bytes(vocabulary: Vocabulary, unknown_id: int | None) -> bool:
-    """Return whether the vocabulary has a token for each byte, so that it can encode characters without a token.
+    """Return whether the vocabulary has a token for each byte, to encode characters without a token.
 
     Raises:
         TokenizerError: some bytes have no token, and there is no unknown token either.
@@ -281,18 +271,16 @@ def _merges(vocabulary: Vocabulary, scores: NDArray[Any]) -> list[tuple[str, str
 def character_bpe(
     vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, unknown_id: int | None
 ) -> tokenizers.Tokenizer:
-    """Return a tokenizer that merges characters into tokens of `vocabulary`; `mark_special` adds the special tokens.
+    """Return the tokenizer of a GGUF file of Gemma 4; `mark_special` adds the special tokens.
 
-    A character without a token becomes the tokens of its bytes, or the unknown token if a byte token is missing. No
-    merge produces a control token.
-
-    This is the tokenizer of Gemma 4's GGUF files. Spaces are written as U+2581, and nothing is split before merging.
-    llama.cpp splits at newlines, which changes nothing: tokens have either no newline or newlines alone.
+    A character without a token becomes the tokens of its bytes, or the unknown token if a byte token is missing. Text
+    is not split before merging. llama.cpp splits at newlines, which changes nothing: tokens have either no newline or
+    newlines alone.
 
     Source: llama.cpp src/llama-vocab.cpp, `LLAMA_VOCAB_PRE_TYPE_GEMMA4`, and the tokenizer.json of Gemma 4.
 
     Raises:
-        TokenizerError: byte tokens and the unknown token are missing, or a merge does not join two tokens into a third.
+        TokenizerError: as `has_all_bytes`, or a merge does not join two tokens into a third.
     """
     has_bytes, tokens = has_all_bytes(vocabulary, unknown_id), vocabulary.tokens
     unknown = None if unknown_id is None else tokens[unknown_id]

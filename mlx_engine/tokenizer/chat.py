@@ -41,7 +41,6 @@ class Markers:
     """The markers of a tokenizer's chat template.
 
     Attributes:
-        tokenizer: the tokenizer.
         ids: the id of each marker, by its text.
         always: the markers that are user-defined tokens, which `Tokenizer.encode` finds in any text.
     """
@@ -54,8 +53,7 @@ class Markers:
     def of(cls, tokenizer: Tokenizer, roles: Iterable[str] = ()) -> Markers:
         """Return the markers of a tokenizer's chat template.
 
-        A template may compose a token around a role, as in `'<|' + role + '|>'`. `roles` are the roles of the messages;
-        the roles of OpenAI's API are always included.
+        A template may compose a marker from a role, as in `'<|' + role + '|>'`: from one of `roles` or of `ROLES`.
         """
         template, known = tokenizer.chat_template or "", {*ROLES, *roles}
 
@@ -89,7 +87,7 @@ class Markers:
         return re.compile("|".join(around) or "(?!)")
 
     def mark(self, text: str) -> str:
-        """Put MARK before every marker in a text, and return the text."""
+        """Return a text with MARK before every marker."""
         return self._spelled.sub(lambda match: MARK + match[0], text)
 
     def written(self, marked: str) -> list[int]:
@@ -101,7 +99,7 @@ class Markers:
         return [i for i in ids if i in self.values]
 
     def encode(self, marked: str, check: Check = unchecked) -> list[int]:
-        """Return the ids of a marked text. If a message spells a marker, encode each part between markers alone.
+        """Return the ids of a marked text. If a message spells a marker, encode each text between markers separately.
 
         Raises:
             TokenizerError: the vocabulary cannot encode the text.
@@ -125,7 +123,7 @@ class Markers:
 
 
 def _without(tokenizer: Tokenizer, text: str, forbidden: Collection[int]) -> list[int]:
-    """Encode plain text. If a normaliser makes it spell a token of `forbidden`, encode its halves separately."""
+    """Encode plain text. If a normaliser turns the text into a token of `forbidden`, encode its halves separately."""
     ids = tokenizer.encode(text)
     if len(text) < 2 or not any(i in forbidden for i in ids):
         return ids
@@ -139,19 +137,12 @@ ITEM_BYTES = array("I").itemsize
 class History:
     """Marked texts of prompts and answers with their token ids; the least recently used are dropped. Thread-safe.
 
-    Encoding the text of an answer again may give other ids than the model generated. The next prompt would then differ
-    from the tokens whose keys and values are cached. So `chat_ids` uses the kept ids where a prompt begins with the
-    same text.
+    Encoding the text of an answer may give other ids than the model generated, so the KV cache could not be reused. So
+    `chat_ids` uses the remembered ids if a prompt begins with the same text.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_entries: int = 1024, max_tokens: int = 1 << 20) -> None:
-        """Make an empty history.
-
-        Args:
-            tokenizer: the tokenizer of all its ids.
-            max_entries: the largest number of texts.
-            max_tokens: the largest number of ids of all texts together; an id takes four bytes.
-        """
+        """Make an empty history of at most `max_entries` texts, with at most `max_tokens` ids (of 4 bytes) together."""
         self._markers = Markers.of(tokenizer)
         self._max_entries, self._max_tokens = max_entries, max_tokens
         self._texts: OrderedDict[bytes, str] = OrderedDict()  # by ids, the most recently used last
@@ -162,15 +153,14 @@ class History:
         return len(self._texts)
 
     def add_prompt(self, ids: Sequence[int], marked: str) -> None:
-        """Remember the ids of a rendered conversation; `marked` is its marked text."""
+        """Remember the ids and the marked text of a rendered conversation."""
         with self._lock:
             self._add(_packed(ids), marked)
 
     def add_answer(self, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
         """Remember the ids of an answer; do nothing if its prompt has been dropped.
 
-        End tokens at the end of the answer are left out, because the template writes an end token of its own, which may
-        be a different one.
+        End tokens at its end are left out, because the template writes an end token, which may be a different one.
         """
         generated = list(generated_ids)
         while generated and generated[-1] in self._markers.tokenizer.eog_ids:
@@ -185,8 +175,7 @@ class History:
         """Yield the remembered texts that are prefixes of a marked text, and their ids; the longest text first.
 
         A text is yielded only if a marker of the template follows it. Texts before and after a marker are encoded
-        separately, so the rest can then be encoded alone. At any other place, the encoding of the rest would depend on
-        the text before it.
+        separately, so the rest can then be encoded alone.
         """
         with self._lock:
             found = [
@@ -209,7 +198,7 @@ class History:
             self._n_bytes -= len(dropped)
 
     def _marked(self, ids: Sequence[int]) -> str:
-        """Return the text of generated ids, with the markers among them marked."""
+        """Return the marked text of generated ids."""
         stream, values, pieces = self._markers.tokenizer.stream(at_start=False), self._markers.values, []
         for i in ids:
             # If a marker follows an incomplete character, the stream returns both, the marker last.
@@ -239,22 +228,20 @@ def chat_ids(
     """Return the ids of a conversation, up to the beginning of the model's answer.
 
     Messages are changed only by `messages_for_template`; `conversation.template.chat_ids` first rewrites them to forms
-    that the template supports.
+    that the template supports. A BOS is added if the file requires one and the template has not written it.
 
-    A BOS is added if the file requires one and the template has not written it. The roles of messages are trusted,
-    because a template may compose control tokens from them. A program that gets roles from users must restrict them to
-    `chat_prompt.ROLES`.
+    The roles of messages are trusted, because a template may compose control tokens from them. A program that gets
+    roles from users must restrict them to `chat_prompt.ROLES`.
 
     Args:
         tokenizer: the model's tokenizer, with its chat template.
-        prompt: messages, or a `ChatPrompt` with tools, documents and variables of the template too.
-        history: the ids of earlier conversations. If the rendered text begins with a text of the history, the ids of
-            this text are used, and only the rest is encoded. The prompt is added to the history; `History.add_answer`
-            adds the answer.
+        prompt: messages, or a `ChatPrompt`.
+        history: if the rendered text begins with a text of the history, the ids of this text are used, and only the
+            rest is encoded. The prompt is added to the history; `History.add_answer` adds the answer.
         limits: limits of the template.
-        check: called with an empty text before the template runs, and with each text before it is encoded. A text that
-            follows a beginning from the history is not checked. An exception ends the encoding.
-        accept: called with the rendered text before it is encoded. An exception ends the encoding.
+        check: called with an empty text before the template runs, and with each text before it is encoded, unless the
+            beginning of the prompt is in the history.
+        accept: called with the rendered text before it is encoded.
 
     Raises:
         OptionError: a part of the prompt has an invalid form, or the template does not read one of the variables.
@@ -277,8 +264,8 @@ def _continued(markers: Markers, marked: str, history: History) -> list[int] | N
     """Return the ids of the longest prefix in the history and of the rest; None if the history has no prefix."""
     for text, ids in history.beginnings(marked):
         written = markers.written(text)
-        # The roles of this conversation may make more tokens markers than when the text was added. If the ids have such
-        # a token, the text does not mark it, so its ids are not used.
+        # Markers depend on the roles of a conversation, so the ids may have markers that the old text does not mark.
+        # Such ids are not used.
         if markers.among(ids) in (written, _with_bos(markers.tokenizer, written)):
             return ids + markers.encode(marked[len(text) :])
     return None
@@ -289,13 +276,12 @@ def _prompt_of(prompt: ChatPrompt | Sequence[Message]) -> ChatPrompt:
 
 
 def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, limits: Limits, accept: Check) -> str:
-    """Return the rendered conversation as a marked text (see the module); `accept` is called with its plain text."""
+    """Return the rendered conversation as a marked text; `accept` is called with its plain text."""
     user_text = "".join(prepared.texts())
     # Messages are rendered with placeholders for the first and last characters of markers. So a marker in the rendered
     # text was written by the template.
     ends = sorted(end for end in {end for text in markers.ids for end in (text[0], text[-1])} if end in user_text)
-    fits = len(ends) <= len(STAND_INS)
-    if not fits:
+    if len(ends) > len(STAND_INS):
         message = (
             f"messages have {len(ends):,} different characters that begin or end control tokens; "
             f"at most {len(STAND_INS):,} are supported"
@@ -320,7 +306,7 @@ def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, l
 
 
 def _replaced(text: str, pairs: Sequence[tuple[str, str]]) -> str:
-    """Return a text with `old` replaced by `new`, for each pair (old, new). This is faster than `str.translate`."""
+    """Return a text with the replacements (old, new) made; faster than `str.translate`."""
     for old, new in pairs:
         text = text.replace(old, new)
     return text
@@ -383,8 +369,8 @@ def _template(tokenizer: Tokenizer) -> str:
 
 # ---- the prompt of a reranker ----
 
+# The prompt in the model card of Qwen3-Reranker, and its default instruction.
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-# The prompt in the model card of Qwen3-Reranker; INSTRUCTION is the default instruction.
 RANKING_TEMPLATE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction}\n'
@@ -398,15 +384,9 @@ def ranking_ids(
 ) -> list[int]:
     """Return the token ids of the prompt that asks a reranker whether a document is relevant to a query.
 
-    Only the template can write control tokens; control tokens spelled in other texts are encoded as plain text.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        template: a text with {query}, {document} and, unless its instruction is fixed, {instruction}. The template of
-            Qwen3-Reranker is used for None, and if `instruction` is given and the template has no {instruction}.
-        query: the query.
-        document: the document.
-        instruction: describes which documents are relevant; None is the instruction for a web search.
+    `template` is a text with {query}, {document} and, unless its instruction is fixed, {instruction}. RANKING_TEMPLATE
+    replaces a template of None, and a template without {instruction} if `instruction` is given. Only the template can
+    write control tokens; control tokens spelled in other texts are encoded as plain text.
     """
     if template is None or (instruction is not None and "{instruction}" not in template):
         template = RANKING_TEMPLATE
@@ -428,11 +408,7 @@ def ranking_ids(
 
 
 def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> list[int]:
-    """Return the token id of each label, such as "yes" and "no" of a reranker.
-
-    Raises:
-        TokenizerError: a label is not a single token.
-    """
+    """Return the token id of each label, such as "yes"; raise TokenizerError if a label is not a single token."""
     found = [tokenizer.encode(label) for label in labels]
     for label, ids in zip(labels, found, strict=True):
         if len(ids) != 1:

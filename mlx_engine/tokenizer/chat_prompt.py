@@ -12,8 +12,8 @@ from mlx_engine.errors import ChatTemplateError, OptionError, shown
 
 Message: TypeAlias = Mapping[str, Any]
 """A role and a content. The content is text, or a list of parts `{"type": "text", "text": ...}`; the content of an
-assistant may also have parts `{"type": "thinking", "thinking": ...}`. Other keys are `name`,
-`reasoning_content` (or `reasoning`), `tool_calls` (of an assistant) and `tool_call_id` (of a tool)."""
+assistant may also have parts `{"type": "thinking", "thinking": ...}`. Other keys are `name`, `reasoning_content` (or
+`reasoning`), `tool_calls` (of an assistant) and `tool_call_id` (of a tool)."""
 
 ROLES = ("developer", "system", "user", "assistant", "tool")
 """The roles of OpenAI's API. Some templates have others."""
@@ -30,17 +30,16 @@ ROLE = re.compile(r"[A-Za-z0-9_.-]+")
 # Matches a loop over the parts of a content, as in templates of multimodal models.
 READS_PARTS = re.compile(r"""\bfor\s+\w+\s+in\s+(\w+\.)?content\b|\bfor\s+\w+\s+in\s+\w+\[['"]content['"]\]""")
 
-# The deepest nesting of arguments, tools, documents and variables. Deeper nesting would exhaust the stack of a
-# recursive parser.
+# The deepest nesting of arguments, tools, documents and variables; deeper nesting could overflow the stack of a parser.
 MAX_DEPTH = 64
 
 
 def messages_for_template(messages: Sequence[Message], template: str, where: str) -> list[dict[str, Any]]:
     """Return the messages in the form that this template expects; `where` names the template's file.
 
-    If the template does not read parts, text parts are joined with spaces, as in transformers' server, and other parts
-    are left out. The role `developer` becomes `system` unless the template has the word `developer`. Absent
-    fields (None, or an empty list) are left out, except a content of None in a message with calls.
+    If the template does not read parts, they are replaced by `joined_parts`. The role `developer` becomes `system`
+    unless the template has the word `developer`. Absent fields (None, or an empty list) are left out, except a content
+    of None in a message with calls.
 
     Raises:
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
@@ -84,19 +83,19 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def joined_parts(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of a content: its text parts joined with spaces, as transformers' server does."""
+    """Return the text of a content: its text parts joined with spaces, as in transformers' server."""
     return content if isinstance(content, str) else " ".join(part["text"] for part in content if "text" in part)
 
 
 class SpokenCalls(str):
     """The content of an answer with its tool calls as text, in the model's own format.
 
-    Control tokens in the syntax around the calls are treated as if the template had written them: they are encoded as
-    control tokens. Control tokens in the text before the calls, in names or in arguments are encoded as plain text.
+    Control tokens in the syntax around the calls are encoded as control tokens, as if the template had written them.
+    Control tokens in the text before the calls, in names or in arguments are encoded as plain text.
     """
 
     def __new__(cls, text: str, calls: Sequence[Mapping[str, Any]], write: Callable[..., str]) -> SpokenCalls:
-        """Return the content: `text` and, on the next line, the text of the calls, `write(calls)`."""
+        """Return `text` and, on the next line, the text of the calls, `write(calls)`."""
         written = STAND_IN.sub(lambda match: chr(int(match[1], 16)), write(calls))
         made = super().__new__(cls, f"{text}\n{written}" if text else written)
         made._given = text, calls, write
@@ -115,16 +114,13 @@ class SpokenCalls(str):
         return SpokenCalls(change(text) if text else "", _map(calls, change), write)
 
 
-# Matches the escape of a lone surrogate by `repr`, with which `write` formats the arguments of Python-style calls.
-# `SpokenCalls` restores lone surrogates, because they are the placeholders of `chat.py`.
+# Matches a lone surrogate as `repr` escapes it: `write` formats the arguments of Python-style calls with `repr`.
+# `SpokenCalls` undoes the escape, because lone surrogates are the placeholders of `chat.py`.
 STAND_IN = re.compile(r"(?<!\\)\\u(d[89ab][0-9a-f]{2})")
 
 
 def map_texts(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
-    """Apply `change` to every text of a message, except its role and the types of its parts and calls.
-
-    In the arguments of calls, keys are changed too.
-    """
+    """Apply `change` to every text of a message, except its role and types; in the arguments of calls, also to keys."""
     return {key: value if key == "role" else _map(value, change) for key, value in message.items()}
 
 
@@ -251,7 +247,7 @@ class ChatPrompt:
     """A conversation, and the other inputs of its template.
 
     Attributes:
-        messages: see `Message`.
+        messages: a list of `Message`.
         tools: descriptions of functions as JSON Schema, in the form of OpenAI's API.
         documents: mappings with the keys that the template reads, usually `title` and `text`.
         variables: other variables of the template, by name.
@@ -318,10 +314,7 @@ def _names(template: str) -> frozenset[str]:
 
 
 def _code(template: str) -> Iterator[str]:
-    """Yield the text of each expression and statement, in time linear in the template.
-
-    With a single regular expression, every beginning without an end would cause a search to the end of the text.
-    """
+    """Yield the text of each expression and statement, in linear time (a single regular expression is quadratic)."""
     last_comment, last = template.rfind("#}"), max(template.rfind("%}"), template.rfind("}}"))
     at = 0
     while begin := BEGIN.search(template, at):
@@ -336,11 +329,7 @@ def _code(template: str) -> Iterator[str]:
 
 
 def thinking(template: str | None, is_on: bool | None, option: str = "--think") -> dict[str, Any]:
-    """Return the template variables that turn thinking on or off; empty if `is_on` is None.
-
-    Raises:
-        OptionError: the template does not read such a variable, or there is no template.
-    """
+    """Return the variable that turns thinking on or off; raise OptionError if the template has no such variable."""
     if is_on is None:
         return {}
     name = next((name for name in SWITCHES if reads(template or "", name)), None)

@@ -34,12 +34,12 @@ _TOKENS = "tokenizer.ggml.tokens"
 def from_gguf(metadata: Mapping[str, object], *, where: str) -> Tokenizer:
     """Build the tokenizer that a GGUF file describes; `where` names the file in errors.
 
-    Names of pre-tokenizers, the texts of end-of-generation tokens, and missing keys are interpreted as in llama.cpp. If
-    the file names no pre-tokenizer, `default` is used, with a warning. The defaults of SPM are a BOS, a space before
-    the text, and ids 1, 2 and 0 for BOS, EOS and unknown.
+    Names of pre-tokenizers, the texts of end tokens, and missing keys are interpreted as in llama.cpp. If the file
+    names no pre-tokenizer, `default` is used, with a warning. The defaults of SPM are a BOS, a space before the text,
+    and ids 1, 2 and 0 for BOS, EOS and unknown.
 
-    One interpretation differs from llama.cpp: in byte-level BPE, a normal token that merges produce from plain text
-    stays a text token, even if its text is that of an end token. Qwen has such a token, `</s>`.
+    Unlike in llama.cpp, a normal token of byte-level BPE that merges produce from plain text stays a normal token, even
+    if it is spelled like an end token. Qwen has such a token, `</s>`.
 
     Raises:
         TokenizerError: the metadata has no tokenizer, an inconsistent one, or one that is not implemented.
@@ -131,7 +131,7 @@ def _vocabulary(
     add_bos: bool,
     has_usual: bool = False,
 ) -> Vocabulary:
-    """Return the vocabulary. With `has_usual`, absent keys get SPM's defaults. `add_bos` replaces an absent key."""
+    """Return the vocabulary; `add_bos` is the default of `add_bos_token`. With `has_usual`, ids get SPM's defaults."""
     bos_id = read.token_id("tokenizer.ggml.bos_token_id", len(tokens))
     eos_id = read.token_id("tokenizer.ggml.eos_token_id", len(tokens))
     space_prefix = SpacePrefix.NEVER

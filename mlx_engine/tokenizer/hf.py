@@ -1,14 +1,13 @@
 """Build a tokenizer from Hugging Face's `tokenizer.json` and the configuration files in the same folder.
 
-The tokenizers library encodes with the file's own normaliser and pre-tokenizer. Decoding is implemented here, so that
-tokens of GGUF files and of a `tokenizer.json` are streamed in the same way. The decoder in the file is read only to
-find the algorithm, and whether a leading space is removed.
+The tokenizers library encodes with the file's own normaliser and pre-tokenizer. `StreamDecoder` decodes, as for GGUF
+files. The decoder in the file is read only to find the algorithm, and whether a leading space is removed.
 
 The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`) with limits of time and memory. A damaged
 file may cause a Rust panic, or an allocation of gigabytes, which aborts the process. Its regular expressions may
-backtrack for minutes, and nothing can interrupt them. A tokenizer of 151,643 tokens loads in 300 ms, of which 65 ms are
-the start of the sandbox process. Each encoding takes 0.1 ms longer than without the sandbox. Tokenizers of GGUF files
-are built from known parts, and run in this process.
+backtrack for minutes, and cannot be interrupted. A tokenizer of 151,643 tokens loads in 300 ms, of which 65 ms are the
+start of the process. Each encoding takes 0.1 ms longer than without the sandbox. Tokenizers of GGUF files are built
+from known parts, and run in the engine's process.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ ENCODE_LIMITS = Limits(seconds=0.5, nbytes=128 << 20, characters=None, seconds_p
 def from_json(path: str | Path) -> Tokenizer:
     """Read a `tokenizer.json`.
 
-    BOS, EOS and padding come from `tokenizer_config.json`, `generation_config.json` and `config.json`. If these three
-    files are missing, the tokenizer has no BOS, and end tokens are only recognised by their text. Ids without a token,
-    which pad the vocabulary, decode to no text.
+    BOS, EOS and padding come from `tokenizer_config.json`, `generation_config.json` and `config.json`. Without these
+    files, the tokenizer has no BOS, and end tokens are only recognised by their text. Ids without a token, which pad
+    the vocabulary, decode to no text.
 
     Raises:
         SourceError: the file cannot be read.
@@ -66,10 +65,7 @@ def from_json(path: str | Path) -> Tokenizer:
 
 
 def parse(path: Path) -> tuple[Vocabulary, FileTokenizer]:
-    """Read a `tokenizer.json` and its configuration files; return the vocabulary and the library's tokenizer.
-
-    Errors are those of `from_json`.
-    """
+    """Return the vocabulary of a `tokenizer.json` and the library's tokenizer; errors are those of `from_json`."""
     where = str(path)
     text = _read(path, MAX_BYTES)
     if not text:
@@ -119,18 +115,10 @@ def _read(path: Path, most: int) -> str:
 
 
 class FileTokenizer:
-    """The tokenizers library with a `tokenizer.json`, in a sandbox process. Safe for use from several threads.
-
-    Attributes:
-        loaded: the contents of the file.
-    """
+    """The tokenizers library with a `tokenizer.json`, in a sandbox process. Thread-safe."""
 
     def __init__(self, text: str, where: str) -> None:
-        """Load the file.
-
-        Raises:
-            TokenizerError: it is not a tokenizer, or loading it exceeds the limits.
-        """
+        """Load the text of a file; raise TokenizerError if it is not a tokenizer, or exceeds the limits."""
         self._where, self._load = where, Request("load", {}, LOAD_LIMITS, text.encode())
         self._process = SandboxProcess()
         refused = "expected a tokenizer.json that the tokenizers library can load"
@@ -141,7 +129,7 @@ class FileTokenizer:
         return self.loaded.ids.get(token)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Return the ids of a text; with `special`, special tokens that are spelled in it are encoded as such.
+        """Return the ids of a text; `special` is that of `Tokenizer.encode`.
 
         Raises:
             TokenizerError: the library refuses the text, or encoding it exceeds the limits.
@@ -175,15 +163,14 @@ class Loaded:
     """The contents of a `tokenizer.json`, as `sandbox.load` returns them.
 
     Attributes:
-        tokens: the tokens.
-        numbers: the ids of the tokens.
-        special: for each added token, by its id in decimal, whether it is special.
+        numbers: the ids of `tokens`.
+        special: whether an added token is special, by its id in decimal.
         parts: normaliser, pre-tokenizer and decoder, each None or as JSON.
         unknown: the token for unknown characters.
-        first: a list of the first id that the post-processor adds to an empty text; empty if there is none.
+        first: the first id that the post-processor adds to an empty text, in a list; empty if there is none.
         last: the ids that the post-processor adds after a text.
         trims: whether any added token also matches the white space around it.
-        byte_fallback: whether unknown characters are written as tokens of their bytes.
+        byte_fallback: whether unknown characters are encoded as tokens of their bytes.
     """
 
     tokens: list[str]
@@ -227,7 +214,7 @@ class Loaded:
 
     @property
     def space_prefix(self) -> SpacePrefix:
-        """Where `encode` adds a space to the text, and `decode` removes it."""
+        """See `SpacePrefix`."""
         normalizer, pre_tokenizer, decoder = (self.steps(i) for i in range(3))
         strips = any(step["type"] == "Strip" and step["start"] > 0 for step in decoder)
         if not strips and not any(step.get("prepend_scheme", "never") != "never" for step in decoder):
@@ -238,7 +225,7 @@ class Loaded:
         return SpacePrefix.START
 
     def types(self, kind: Kind, tokens: list[str]) -> NDArray[np.int8]:
-        """Return the type of each id. `tokens` has a token per id; ids without a token have an empty one."""
+        """Return the type of each id. `tokens` has a token per id, empty for ids without a token."""
         types = np.full(len(tokens), TokenType.UNUSED, np.int8)
         types[[token_id for token, token_id in self.ids.items() if token]] = TokenType.NORMAL
         for token_id, is_special in self.special.items():
@@ -307,10 +294,7 @@ class _FolderConfig:
         )
 
     def add_bos(self, is_first: bool) -> bool:
-        """Return whether a BOS is added. If the configuration has no setting, return `is_first`.
-
-        `is_first` says whether the file's post-processor adds a BOS.
-        """
+        """Return whether to add a BOS: the setting, or else `is_first`, whether the post-processor adds a BOS."""
         asked = self._tokenizer_config.get("add_bos_token")
         return asked if isinstance(asked, bool) else is_first
 
@@ -351,11 +335,7 @@ _JSON_HINT = (
 
 
 def tokenizer_json(folder: Path) -> Path:
-    """Return the path of the tokenizer.json of a folder.
-
-    Raises:
-        SourceError: there is none; the message names other forms of a tokenizer in the folder.
-    """
+    """Return the path of a folder's tokenizer.json; raise SourceError, which names other forms, if there is none."""
     path = folder / "tokenizer.json"
     if path.exists():
         return path

@@ -1,9 +1,8 @@
 """Run untrusted chat templates and tokenizer.json files in a separate process.
 
-`sandbox_process.py` starts this file as a program. Jinja's sandbox denies a template access to Python, and the
-tokenizers library executes no code of a file. But both may use any amount of CPU time and memory, which can only be
-limited per process. The program imports no other module of this package. It reads requests from stdin, and answers each
-with a line of JSON on stdout.
+`sandbox_process.py` starts this file as a program, so it imports no other module of this package. Jinja's sandbox
+denies a template access to Python, and the tokenizers library executes no code of a file. But both may use any amount
+of CPU time and memory, which can only be limited per process.
 """
 
 from __future__ import annotations
@@ -95,18 +94,14 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 @functools.lru_cache(maxsize=1)
 def compiled(template: str) -> Template:
-    """Return the compiled template. A sandbox process has one template for all of its requests."""
+    """Return the compiled template; a sandbox process is used for one template."""
     return environment().from_string(template)
 
 
 def render(template: str, inputs: Sequence[Mapping[str, Any]], names: Mapping[str, str], characters: int) -> list[str]:
     """Render `template` with each input, up to the beginning of the model's answer.
 
-    Args:
-        template: the source of the template.
-        inputs: variables by name: `messages`, `tools`, `documents` and others.
-        names: variables that all inputs share, by name.
-        characters: the largest number of characters of a rendered text.
+    An input has variables by name, such as `messages` and `tools`. `names` are the variables that all inputs share.
 
     Raises:
         OverflowError: a rendered text exceeds `characters`.
@@ -125,9 +120,7 @@ def render(template: str, inputs: Sequence[Mapping[str, Any]], names: Mapping[st
 
 
 def load(text: str) -> dict[str, object]:
-    """Load a tokenizer.json for the requests that follow.
-
-    Return its contents as `hf.Loaded` has them, or the reason why the library refuses the file.
+    """Load a tokenizer.json for the next requests; return the fields of `hf.Loaded`, or why the library refuses it.
 
     Raises:
         BaseException: a Rust panic.
@@ -172,7 +165,7 @@ def _last(core: Any) -> list[int]:
 
 
 def encode(text: str = "", special: bool = False) -> dict[str, object]:
-    """Return the ids of a text by the loaded tokenizer.json, or the reason why the library refuses the text.
+    """Return the ids of a text, or the reason why the library refuses the text.
 
     Raises:
         OverflowError: there are more ids than any valid tokenizer gives.
@@ -203,7 +196,7 @@ _loaded: list[Any] = []
 def render_all(inputs: str, **request: Any) -> dict[str, object]:
     """Return the texts of `render`; or, if the template refuses an input or is invalid, the reason.
 
-    `inputs` is JSON text; `request` has the other arguments of `render`.
+    `inputs` is JSON; `request` has the other arguments of `render`.
     """
     from jinja2 import TemplateError, TemplateSyntaxError
 
@@ -218,9 +211,7 @@ def render_all(inputs: str, **request: Any) -> dict[str, object]:
 
 
 def render_each(inputs: str, **request: Any) -> dict[str, object]:
-    """Return the text of `render` for each input; None for an input that the template refuses or fails on.
-
-    Too deep recursion and too little memory count as failures.
+    """Return the text of `render` for each input; None for a refusal or a failure, such as too deep recursion.
 
     Raises:
         OverflowError: a rendered text exceeds the limit of length.
@@ -231,7 +222,7 @@ def render_each(inputs: str, **request: Any) -> dict[str, object]:
             texts += render(inputs=[each], **request)
         except OverflowError:
             raise
-        except Exception:  # the template refuses the input or fails, or Jinja's sandbox refuses an operation
+        except Exception:
             texts.append(None)
     return {"texts": texts}
 
@@ -246,7 +237,7 @@ LIBRARIES = {"render": "jinja2.sandbox", "render_each": "jinja2.sandbox"}
 def confine() -> None:
     """Forbid this process to start processes and to write files, and limit its open files, where the system can.
 
-    The limits are a second barrier for templates that escape Jinja's sandbox. Root is exempt from RLIMIT_NPROC.
+    The limits are a second barrier against templates that escape Jinja's sandbox. Root is exempt from RLIMIT_NPROC.
     """
     try:
         import resource
@@ -265,7 +256,7 @@ MOST_FILES = 16
 def limit(seconds: float, nbytes: int) -> None:
     """Limit this process to `seconds` more CPU time and `nbytes` more address space, where the system can.
 
-    The present address space does not count, because the allocator keeps hundreds of megabytes after a long text.
+    The address space in use does not count, because the allocator keeps hundreds of megabytes after a long text.
     """
     try:
         import resource
@@ -280,10 +271,7 @@ def limit(seconds: float, nbytes: int) -> None:
 
 
 def answer(request: Mapping[str, Any], text: bytes) -> dict[str, object]:
-    """Run the task of a request, and return its result or `{"error": "..."}`.
-
-    `text` is the first argument of the task; if it is empty, the task gets no first argument.
-    """
+    """Return the result of a task, or `{"error": "..."}`. `text` is the task's first argument, left out if empty."""
     sys.path[:] = request["path"]
     importlib.import_module(LIBRARIES.get(request["task"], "tokenizers"))  # the time of imports does not count
     limit(request["seconds"], request["bytes"])

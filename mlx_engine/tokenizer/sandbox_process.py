@@ -1,7 +1,7 @@
 """Start and use sandbox processes, which run chat templates and tokenizer.json files (`sandbox.py`).
 
 A process is started on first use, and kept for the next requests. A hostile template or regular expression in a
-downloaded model makes one request fail. Without the sandbox, it would block this process or fill the memory.
+downloaded model makes one request fail, and does not block the engine or fill the memory.
 """
 
 from __future__ import annotations
@@ -25,15 +25,12 @@ from mlx_engine.tokenizer import sandbox
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits of a request, which grow with the length of its text.
+    """Resource limits of a request. The `_per_byte` limits are added for each byte of `Request.text`.
 
     Attributes:
-        seconds: CPU time; the limit on wall time is three times this, plus time to start the process.
+        seconds: CPU time; the limit on wall time is START_SECONDS plus three times the CPU time.
         nbytes: address space beyond what the process has, on systems that can limit it (Linux).
         characters: length of the text that a template renders for one conversation; None for other tasks.
-        seconds_per_byte: additional CPU time for each byte of the text.
-        nbytes_per_byte: additional address space for each byte of the text.
-        characters_per_byte: additional characters for each byte of the text.
     """
 
     seconds: float = 1.5
@@ -49,15 +46,13 @@ DEFAULT_LIMITS = Limits()
 # Seconds for a process to start on a busy machine.
 START_SECONDS = 30
 
-# The number of requests after which a process that renders templates is replaced, so that its memory cannot grow
-# without end.
+# A process that renders templates is replaced after this number of requests, so that its memory cannot grow forever.
 MAX_USES = 1000
 
 # The signal that ends a process which exceeds its CPU time.
 AT_THE_LIMIT = getattr(signal, "SIGPROF", None)
 
-# The hints of errors. DAMAGED: the template cannot be parsed. EXPENSIVE: it exceeds its limits. REFUSED: it fails on a
-# conversation, or refuses it.
+# Hints for a template that cannot be parsed, exceeds its limits, and fails on a conversation or refuses it.
 DAMAGED = "the template is damaged; convert or download the file again"
 EXPENSIVE = "shorten the conversation, or use a model with another template"
 REFUSED = "the template cannot write these messages; change their order or roles, or use another model"
@@ -74,8 +69,7 @@ OPTIONS = ("-I", "-S", "-B", "-X", "utf8")
 class Request:
     """A task of `sandbox.py`, its arguments, and its limits.
 
-    `text` is the first argument, which may be long: the inputs of a template as JSON, a tokenizer.json, or the text to
-    encode. Limits grow with the length of `text` alone.
+    `text` is the first argument: the inputs of a template as JSON, a tokenizer.json, or the text to encode.
     """
 
     task: str
@@ -100,11 +94,11 @@ LIMIT_ERRORS = ("OverflowError", "MemoryError", "RecursionError")
 
 
 class SandboxProcess:
-    """A process that runs `sandbox.py` and answers one request at a time. Safe for use from several threads.
+    """A process that runs `sandbox.py` and answers one request at a time. Thread-safe.
 
-    The process is ended after a failure, after MAX_USES requests if it renders templates, when this object is dropped,
-    and at exit. An answer that a template or the library refuses its input is no failure. The next request starts
-    another process. After a fork, the child process starts its own.
+    The process is ended after a failure (not if a template or the library refuses its input), after MAX_USES requests
+    if it renders templates, when this object is dropped, and at exit. The next request starts another process. After a
+    fork, the child process starts its own.
     """
 
     def __init__(self) -> None:
@@ -115,7 +109,7 @@ class SandboxProcess:
         _ALL.add(self)
 
     def ask(self, request: Mapping[str, object], limits: Limits, where: str) -> list[str]:
-        """Return the texts that the sandbox renders for a request; `where` names the template's file.
+        """Return the text of each input of a request; `where` names the template's file.
 
         Raises:
             ChatTemplateError: the template is invalid, refuses an input, fails or exceeds its limits, or the process
@@ -130,7 +124,7 @@ class SandboxProcess:
         return texts
 
     def ask_each(self, request: Mapping[str, object], limits: Limits, where: str) -> list[str | None]:
-        """Return the text of each input of a request; None for an input that the template refuses or fails on.
+        """As `ask`, with None for an input that the template refuses or fails on.
 
         Raises:
             ChatTemplateError: the template exceeds its limit of time or of length, or the process cannot be started.
@@ -151,9 +145,7 @@ class SandboxProcess:
     def exchange(
         self, request: Request, *, first: Request | None = None, max_uses: int | None = None
     ) -> dict[str, Any]:
-        """Return the answer to a request. A newly started process first gets the request `first`.
-
-        After `max_uses` requests, the process is ended; None means never.
+        """Return the answer to a request. A new process first gets `first`, and is ended after `max_uses` requests.
 
         Raises:
             SandboxError: the task fails or exceeds its limits, or the process cannot be started.
@@ -173,14 +165,14 @@ class SandboxProcess:
             return answer
 
     def _running(self) -> tuple[subprocess.Popen[bytes], bool]:
-        """Return the process, and whether it is new. A process is started if there is none, or if it has ended."""
+        """Return the process, and whether it has just been started."""
         if self._process is not None and self._process.poll() is None:
             return self._process, False
         self._stop()
         command, pipe = [sys.executable or "", *OPTIONS, str(Path(sandbox.__file__))], subprocess.PIPE
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         try:
-            # In a separate session, because Ctrl-C in the terminal must end the generation, not the sandbox process.
+            # A new session, because Ctrl-C in the terminal must end the generation, not the sandbox process.
             started = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True, env=kept
             )
@@ -262,7 +254,7 @@ def _exchange(process: subprocess.Popen[bytes], request: Request) -> dict[str, A
 
 
 def printable(message: str) -> str:
-    """Replace control characters by spaces in an error message that may contain text of a downloaded file."""
+    """Replace control characters by spaces in an error message, which may have text of a downloaded file."""
     return "".join(c if c.isprintable() else " " for c in message)
 
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 
 
-# Texts of more characters than this are encoded by a call that releases the GIL, so that other threads can run. This
-# call starts the library's thread pool, and old versions of the library then warn in forked processes. So shorter
-# texts, which take less than 10 ms, are encoded by a call that holds the GIL.
+# Texts of more characters than this are encoded by a call that releases the GIL. This call starts the library's thread
+# pool, and old versions of the library then warn in forked processes. So shorter texts, which take less than 10 ms, are
+# encoded by a call that holds the GIL.
 SHORT = 1 << 13
 
 # Normalisation can make text shorter: at most 4 bytes become 1, as when U+1D400 becomes "A".
@@ -32,9 +32,8 @@ NORMAL_FORMS, SHRINKING = ("NFC", "NFD", "NFKC", "NFKD"), 4
 class Tokenizer:
     """A model's tokenizer, created by `from_gguf`, `from_json` or `load_tokenizer`. Thread-safe.
 
-    `decode(encode(text)) == text` with three exceptions: SPM writes spaces as U+2581, so this character is decoded as a
-    space; without tokens for all bytes, SPM encodes unknown characters as the unknown token; and a `tokenizer.json` may
-    normalise text.
+    `decode(encode(text)) == text` with three exceptions: SPM decodes U+2581 as a space; without tokens for all bytes,
+    SPM encodes unknown characters as the unknown token; and a `tokenizer.json` may normalise text.
     """
 
     def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer | FileTokenizer) -> None:
@@ -87,12 +86,12 @@ class Tokenizer:
 
     @property
     def eos_id(self) -> int | None:
-        """The EOS token that the file names; `eog_ids` has all end tokens."""
+        """The id of the EOS token; `eog_ids` has all end tokens."""
         return self._vocabulary.eos_id
 
     @property
     def eog_ids(self) -> frozenset[int]:
-        """All tokens that end a generation: named by the file, or recognised by their text."""
+        """All ids that end a generation: named by the file, or recognised by their text (`END_NAMES`)."""
         return self._vocabulary.eog_ids
 
     @property
@@ -102,7 +101,7 @@ class Tokenizer:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The ids to append to a text for embeddings, as the file asks; prompts for generation do not get them."""
+        """The ids that the file asks to append to a text. Embeddings have them, prompts for generation do not."""
         return self._vocabulary.ends
 
     @property
@@ -170,8 +169,8 @@ class Tokenizer:
     def _plain_core(self) -> tokenizers.Tokenizer:
         """The library's tokenizer that encodes control tokens as plain text.
 
-        The recognition of control tokens is a setting of the library's tokenizer. Threads cannot use one tokenizer with
-        different settings, so there are two tokenizers; they share the vocabulary and the merges.
+        This is a setting of the library's tokenizer, so concurrent threads need two tokenizers. They share the
+        vocabulary and the merges.
         """
         whole = self._core
         assert isinstance(whole, tokenizers.Tokenizer)  # noqa: S101 - a `FileTokenizer` takes the setting per text
@@ -184,10 +183,8 @@ class Tokenizer:
         return core
 
     def _first_control(self, ids: list[int]) -> int | None:
-        """Return the first id that is a control token, if any.
-
-        The search is divided into parts, because other threads can take the GIL only between calls into C.
-        """
+        """Return the first id that is a control token, if any."""
+        # The search has parts, because other threads can take the GIL only between calls into C.
         control, rest = self._vocabulary.control_ids, iter(ids)
         while part := list(islice(rest, SHORT)):
             if not control.isdisjoint(part):
@@ -196,10 +193,9 @@ class Tokenizer:
 
     @cached_property
     def most_bytes(self) -> int | None:
-        """An upper bound on the bytes of text that one token stands for; None if there is no bound.
+        """An upper bound on the bytes of text that one token stands for.
 
-        There is no bound if a step of the tokenizer may remove text, or if one token can stand for any number of
-        unknown characters.
+        None if a step may remove text, or if one token can stand for any number of unknown characters.
         """
         if isinstance(self._core, tokenizers.Tokenizer):
             normalizer, pre_tokenizer = (
@@ -229,11 +225,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = False, at_start: bool = True) -> str:
         """Return the text of token ids. Bytes that are not valid UTF-8 become U+FFFD.
 
-        `skip_special` leaves out control tokens. With `at_start=False` the ids continue a text, and SPM's leading
-        space is kept; at the start of a text it is an artefact of encoding and is removed.
-
-        Raises:
-            TokenizerError: the vocabulary has no such id.
+        `skip_special` leaves out control tokens. At the start of a text, the space that SPM's encoding adds is removed;
+        with `at_start=False`, the ids continue a text. Raise TokenizerError for an unknown id.
         """
         stream = self.stream(skip_special=skip_special, at_start=at_start)
         return "".join([*map(stream.add, ids), stream.finish()])
@@ -243,19 +236,11 @@ class Tokenizer:
         return StreamDecoder(self._vocabulary, skip_special=skip_special, at_start=at_start)
 
     def token(self, token_id: int) -> str:
-        """Return a token as spelled in the vocabulary, where a space is `Ġ` or `▁` and bytes are mapped to letters.
-
-        Raises:
-            TokenizerError: the vocabulary has no such id.
-        """
+        """Return a token as the file spells it (a space is `Ġ` or `▁`); raise TokenizerError for an unknown id."""
         return self._vocabulary.token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token, which are often not valid UTF-8 on their own.
-
-        Raises:
-            TokenizerError: the vocabulary has no such id.
-        """
+        """Return the bytes of a token, often not valid UTF-8 on their own; raise TokenizerError for an unknown id."""
         return self._vocabulary.piece(token_id)
 
     def pieces(self) -> list[bytes]:
@@ -266,8 +251,8 @@ class Tokenizer:
     def delimiter_ids(self) -> frozenset[int]:
         """Tokens that delimit the parts of an answer (reasoning, text, tool calls), and do not occur inside a part.
 
-        These are control and unknown tokens, the tokens that end a generation, and the user-defined tokens that the
-        chat template writes, such as "<tool_call>".
+        These are control, unknown and end tokens, and user-defined tokens that the chat template writes, such as
+        "<tool_call>".
         """
         vocabulary, template = self._vocabulary, self.chat_template or ""
         written = {i for text, i in self.user_defined_tokens.items() if text.strip() and text in template}
@@ -278,14 +263,11 @@ class Tokenizer:
 
 
 def _keeps_text(normalizer: Iterable[dict[str, Any]], pre_tokenizer: Iterable[dict[str, Any]]) -> bool:
-    """Return whether normalisation and splitting remove no text.
-
-    Unicode's normal forms are allowed, and so is the replacement of a fixed text by one of at least as many bytes.
-    """
+    """Return whether normalisation and splitting remove no text; Unicode's normal forms are allowed."""
     normal = all(
         step["type"] in (*NORMAL_FORMS, "Prepend", "ByteLevel")
         or (
-            step["type"] == "Replace"  # of a fixed text, not of matches of an expression
+            step["type"] == "Replace"  # of a fixed text by at least as many bytes; a regular expression is refused
             and len(step["content"].encode()) >= len(step["pattern"].get("String", step["content"] + " ").encode())
         )
         for step in normalizer
@@ -298,10 +280,7 @@ def _keeps_text(normalizer: Iterable[dict[str, Any]], pre_tokenizer: Iterable[di
 
 
 def mark_special(core: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
-    """Add the special tokens to `core`: control and unknown tokens, and user-defined tokens.
-
-    `core` finds user-defined tokens in every text, and the others only on request.
-    """
+    """Add control, unknown and user-defined tokens to `core`; without `special`, it finds only user-defined tokens."""
     control = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
     always = vocabulary.ids_of(TokenType.USER_DEFINED)
     for special, ids in ((True, control), (False, always)):

@@ -1,8 +1,4 @@
-"""A vocabulary (tokens, their types and roles), and the decoder of token ids to text.
-
-Also the token types of GGUF, and the tokens that end a generation. `Metadata` reads the tokenizer keys of a GGUF file
-and validates their values.
-"""
+"""A vocabulary (tokens, their types and roles), the decoder of token ids to text, and GGUF's keys of tokenizers."""
 
 from __future__ import annotations
 
@@ -28,10 +24,7 @@ MAX_TEMPLATE_BYTES = 1_000_000
 """The largest chat template, in UTF-8. Published templates have up to 30 kB."""
 
 MAX_TOKEN = 1024
-"""The largest accepted token, in characters: `bpe` tries all splits of a token, which takes quadratic time.
-
-The longest token of Qwen 2 has 128 characters.
-"""
+"""The largest accepted token, in characters (Qwen 2: 128): `bpe` tries all splits, which takes quadratic time."""
 
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 """The spelling of SPM's byte tokens."""
@@ -48,8 +41,7 @@ class SpacePrefix(Enum):
 def _byte_characters() -> dict[str, int]:
     """Return the byte of each character of byte-level vocabularies.
 
-    A printable Latin-1 character stands for its own byte. The characters from U+0100 stand for the other 68 bytes, in
-    order.
+    A printable Latin-1 character stands for its own byte, and the characters from U+0100 for the other 68 bytes.
 
     Source: `bytes_to_unicode` of OpenAI's GPT-2, src/encoder.py.
     """
@@ -85,12 +77,7 @@ class Vocabulary:
     response_template: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check the lengths of tokens and chat template, which this process searches without the sandbox's limits.
-
-        Raises:
-            TokenizerError: a token is too long.
-            ChatTemplateError: the chat template is too large.
-        """
+        """Raise TokenizerError or ChatTemplateError for a too long token or template: the engine searches both."""
         longest = max(self.tokens, key=len, default="")
         if len(longest) > MAX_TOKEN:
             raise TokenizerError(
@@ -114,7 +101,7 @@ class Vocabulary:
         return ids
 
     def token(self, token_id: int) -> str:
-        """Return a token as the file spells it; raise TokenizerError for an id outside the vocabulary."""
+        """See `Tokenizer.token`."""
         n_tokens = len(self.tokens)
         if not 0 <= token_id < n_tokens:
             raise TokenizerError(
@@ -139,11 +126,7 @@ class Vocabulary:
         return frozenset(self.ids_of(TokenType.UNUSED, TokenType.UNDEFINED))
 
     def piece(self, token_id: int) -> bytes:
-        """Return the bytes of a token, which are often not valid UTF-8 on their own.
-
-        Raises:
-            TokenizerError: there is no such id.
-        """
+        """See `Tokenizer.token_bytes`."""
         text = self.token(token_id)
         if token_id in self.silent_ids:
             return b""
@@ -159,7 +142,7 @@ class Vocabulary:
             return text.encode()
 
     def pieces(self) -> list[bytes]:
-        """Return `piece` of every id. This takes a tenth of a second for 152,000 tokens."""
+        """Return `piece` of every id; takes 0.1 s for 152,000 tokens."""
         literal, silent = self.literal_ids, self.silent_ids
         is_bytes = self.types == TokenType.BYTE
         is_spm = self.kind == "SPM"
@@ -172,8 +155,8 @@ class Vocabulary:
 class StreamDecoder:
     """Incremental decoder: the concatenated results of `add` and `finish` equal `decode` of all ids.
 
-    A character whose bytes are spread over several tokens is returned with the last of them; invalid bytes are returned
-    as U+FFFD. No id is decoded twice, so a stream of n ids takes O(n) time.
+    A character whose bytes are spread over several tokens is returned with the last token; invalid bytes become U+FFFD.
+    No id is decoded twice, so a stream of n ids takes O(n) time.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = False, at_start: bool = True) -> None:
@@ -189,11 +172,7 @@ class StreamDecoder:
         return self._marks
 
     def add(self, token_id: int) -> str:
-        """Add a token and return the text that it completes; often empty.
-
-        Raises:
-            TokenizerError: the vocabulary has no such id.
-        """
+        """Add a token and return the text that it completes, often empty; raise TokenizerError for an unknown id."""
         vocabulary = self._vocabulary
         piece = vocabulary.piece(token_id)
         if token_id in vocabulary.literal_ids:
@@ -245,13 +224,13 @@ END_NAMES = frozenset(
 )  # fmt: skip
 """Texts of tokens that end a generation, even if the file marks them neither as control tokens nor as EOS.
 
-Files often mark only one of their end tokens as EOS. `from_gguf` and `named_end_ids` make exceptions.
+Exceptions are in `from_gguf` and `named_end_ids`.
 
 Source: llama.cpp src/llama-vocab.cpp, the end-of-generation list in `llama_vocab::impl::load`, at 00ad355e.
 """
 
 END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
-"""GGUF keys; the value of each is the id of a token that ends a generation."""
+"""GGUF keys of the ids of end tokens."""
 
 
 class TokenType(IntEnum):
@@ -314,11 +293,7 @@ class Metadata:
         return int(value)
 
     def strings(self, key: str) -> list[str]:
-        """Return a list of valid Unicode strings.
-
-        Raises:
-            TokenizerError: the key is missing, or its value is not such a list.
-        """
+        """Return a list of valid Unicode strings; raise TokenizerError if the key is missing or has other values."""
         value = self.values.get(key)
         if not isinstance(value, (list, tuple)):
             raise self.error(key, "a list of strings", "nothing" if value is None else type(value).__name__)

@@ -4,8 +4,8 @@ An adapter is a folder that PEFT or mlx-lm has written. For a linear layer W (N,
 the layer computes `W x + B (A x)`; on load, B is multiplied by the adapter's factor (usually alpha / r). All adapters
 of a model are stacked: the rows of all A are one matrix (M, K), the columns of all B one matrix (N, M), where M is the
 sum of all r, plus padding with zeros. For each token of a pass, the layer computes `W x + B (mask * (A x))`. The mask
-(M,) is 1 in the columns of the adapter of the token's sequence, and 0 in the others. So one pass runs sequences with
-different adapters. The other adapters only add zeros, so the bits of a sequence do not depend on them.
+(M,) is 1 in the columns of the adapter of the token's sequence, and 0 in the others. So sequences of one pass can have
+different adapters. Other adapters only add zeros, so the bits of a sequence do not depend on them.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
 """
@@ -51,23 +51,23 @@ REFUSED = (
     "target_parameters", "layer_replication", "alora_invocation_tokens", "arrow_config", "kasa_config",
     "monteclora_config", "velora_config",
 )  # fmt: skip
-# READ are the settings of PEFT that are used here. HARMLESS concern only the training, or describe the adapter.
+# Settings of PEFT that are used here.
 READ = (
     "peft_type", "bias", "init_lora_weights", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora",
     "target_modules",
 )  # fmt: skip
+# Settings of PEFT that concern only the training, or describe the adapter.
 HARMLESS = (
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
     "lora_dropout", "fan_in_fan_out", "exclude_modules", "layers_to_transform", "layers_pattern", "megatron_config",
     "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
     "runtime_config", "ensure_weight_tying",
 )  # fmt: skip
-# The accepted settings in `lora_parameters` of mlx-lm. "alpha" is refused: early versions of mlx-lm multiplied by
-# alpha / rank and later ones ignore alpha, so its meaning is unknown.
+# The accepted settings in `lora_parameters` of mlx-lm. "alpha" is refused, because its meaning depends on the version:
+# early versions of mlx-lm multiplied by alpha / rank, and later ones ignore it.
 OF_MLX = ("rank", "scale", "dropout", "keys")
 
-# Parts of the GGUF names of matrices in a mixture of experts. These matrices cannot have adapters, because one kernel
-# runs the whole mixture.
+# In the GGUF names of a mixture of experts, which cannot have adapters, because one kernel runs the whole mixture.
 OF_EXPERTS = ("_exps.", "_shexp.", "ffn_gate_inp")
 
 Floats = NDArray[np.float32]
@@ -80,8 +80,8 @@ class Adapter:
 
     Attributes:
         name: the name by which a request selects the adapter.
-        path: its folder.
-        pairs: A (r, K) and B (N, r) by the GGUF name of the linear layer. B is already multiplied by the factor.
+        path: the adapter's folder.
+        pairs: A (r, K) and B (N, r), already multiplied by the factor, by the GGUF name of the linear layer.
     """
 
     name: str
@@ -98,9 +98,8 @@ class Adapters:
     """The stacked adapters of a model.
 
     Attributes:
-        names: the adapters' names, in the order in which the adapters were given; the first is the default.
-        masks: (number of adapters + 1, M) float32. Row 0 is zero, for the model without an adapter; row i + 1 is the
-            mask of adapter i.
+        names: the adapters' names, in the order of the adapters; the first is the default.
+        masks: (number of adapters + 1, M). Row 0 is zero, for the model without an adapter; row i + 1 is of adapter i.
     """
 
     def __init__(self, adapters: Sequence[Adapter]) -> None:
@@ -122,11 +121,7 @@ class Adapters:
         return int(self.masks.shape[1])
 
     def index(self, name: str | None) -> int:
-        """Return an adapter's row in `masks`: 0 for the name "base" (no adapter), 1 (the first adapter) for None.
-
-        Raises:
-            OptionError: no adapter has this name.
-        """
+        """Return the row in `masks` of an adapter, "base", or None (the first). Raise OptionError for other names."""
         if name is None or name == BASE:
             return 0 if name == BASE else 1
         return 1 + self.names.index(name) if name in self.names else refuse(name, self.names)
@@ -167,8 +162,8 @@ def refuse(name: object, names: Sequence[str]) -> Any:
 def _first_column(width: int, rank: int) -> int:
     """Return the column, at or after `width`, where an adapter of this rank is placed.
 
-    Kernels sum over stretches of STRETCH columns, and then add these sums. An adapter lies within one stretch; an
-    adapter that is longer begins with a stretch. So an adapter's results have the same bits at every place.
+    Kernels sum over stretches of STRETCH columns, and then add these sums. An adapter lies within one stretch; a longer
+    one begins where a stretch begins. So an adapter's results have the same bits at every place.
     """
     inside = width % STRETCH
     return width if inside + rank <= STRETCH else width - inside + STRETCH
@@ -213,9 +208,9 @@ def open_adapters(folders: Mapping[str, Path], tensors: Mapping[str, Tensor]) ->
 
 
 def _modules(tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
-    """Return the matrices of linear layers by the end of their module's name in transformers, see `IN_LAYER`.
+    """Return the matrices of linear layers by the end (`IN_LAYER`) of their module's name in transformers.
 
-    A module has several matrices if the model splits it, such as fused queries, keys and values.
+    A fused module, such as queries, keys and values, has several matrices.
     """
     found: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
@@ -227,7 +222,7 @@ def _modules(tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
 
 
 def _pairs(path: Path, modules: Mapping[str, Sequence[Tensor]]) -> Pairs:
-    """Return the matrices A and B of an adapter's folder by the GGUF name of the linear layer that they change."""
+    """Return the matrices A and B of an adapter's folder by the GGUF name of the linear layer."""
     config, where = _config(path), str(path)
     stored, scale_of = _peft(path, config) if "peft_type" in config else _mlx(path, config)
     pairs: Pairs = {}
@@ -326,7 +321,7 @@ def _is_list_of_texts(value: object) -> bool:
 
 
 def _is_target(module: str, targets: str | Sequence[str] | None) -> bool:
-    """Return whether `targets` has this module, by PEFT's rule for lists; True if `targets` is no list."""
+    """Return whether a list `targets` has this module, by PEFT's rule; True if `targets` is no list."""
     if targets is None or isinstance(targets, str):  # a text is "all-linear" or a regular expression
         return True
     return any(module == target or module.endswith(f".{target}") for target in targets)
@@ -348,16 +343,14 @@ def _of_pattern(patterns: Mapping[re.Pattern[str], Any], module: str, default: A
 
 
 def _check_rank(path: Path, key: str, rank: object, module: str, n_rows: int) -> None:
-    """Raise ModelError unless a rank in the settings is the number of rows of A. PEFT's factor depends on the rank."""
+    """Raise ModelError unless a rank in the settings is the number of rows of A."""
     if rank != n_rows or not is_whole(rank):
         message = f"{path / CONFIG}: {key} is {shown(rank)} for {module}, whose matrices have rank {n_rows}"
         raise ModelError(message)
 
 
 def _mlx(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
-    """Return the matrices in a folder of mlx-lm by module, and a function that returns a module's factor.
-
-    mlx-lm stores A as (K, r) and B as (r, N); they are transposed here.
+    """Do the same as `_peft` for a folder of mlx-lm, which stores A as (K, r) and B as (r, N).
 
     Source: mlx-lm, `tuner/lora.py` and `tuner/utils.py`.
     """
@@ -412,8 +405,7 @@ class Adapted:
     """A backend whose linear layers add the products of adapters: `W x + B (mask * (A x))`.
 
     `decoder_layer` runs on an `Adapted` in place of the backend (or of the `Lowering` that compiles the layers). If an
-    adapter changes a linear layer of a fused block, the block runs as several smaller operations. All other operations
-    are passed to the backend.
+    adapter changes a linear layer of a fused block, the block runs as several operations of the backend.
     """
 
     def __init__(self, be: Backend, masks: Array) -> None:
