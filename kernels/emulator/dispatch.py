@@ -290,7 +290,7 @@ def located(fault: MemoryFaultError, repeat: Callable[[str], object]) -> MemoryF
 
     If the fault was seen "afterwards", repeat the run in the build "races", which checks every access; if "at once",
     in the build without optimisation, so that the line is the same on all machines. A fault that was seen "exactly" is
-    returned at once. `repeat` runs the kernel in the build with the given name, without a trace.
+    returned as it is. `repeat` runs the kernel in the build with the given name, without a trace.
     """
     if fault.seen == "exactly":
         return fault
