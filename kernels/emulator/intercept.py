@@ -281,7 +281,7 @@ def _tied(name: str, inputs: Sequence[Any], outputs: list[mx.array]) -> list[mx.
 
 
 def pretended() -> bool:
-    """Return True, in place of `mx.metal.is_available`."""
+    """Return True, in place of `mx.metal.is_available`; kernels/launch.py recognises this function by its name."""
     return True
 
 

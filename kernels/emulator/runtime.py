@@ -213,9 +213,9 @@ class Entry:
     ) -> tuple[Statistics, list[Report]]:
         """Run the kernel over the grid; return statistics and reports. The caller must hold `turn`.
 
-        `buffers` has the values that the entry point receives, most of them addresses of buffers. Only in the build
-        "races", `watched` has the memory to check for races: (address, bytes, whether it has no value yet), and
-        accesses are reported that touch the pages of `bounds`, but no byte that the kernel may access.
+        `buffers` has the values that the entry point receives, most of them addresses of buffers. The last two
+        arguments are for the build "races": `watched` has the memory to check for races, as (address, bytes, whether
+        it has no value yet); `bounds` has all buffers: an access to a buffer's pages must be within its bytes.
         """
         for start, size, blank in watched:
             self._runtime.msl_watch(start, size, blank)
