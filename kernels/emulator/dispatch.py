@@ -23,27 +23,16 @@ _SIZES = {"bfloat16": 2}
 
 
 class Memory(NamedTuple):
-    """The memory of an array.
+    """The memory of an array."""
 
-    Attributes:
-        dtype: the MLX name of the elements' type.
-        shape: elements per axis.
-        strides: per axis, the distance in elements from one index to the next.
-        origin: the address of element 0.
-        first: the lowest address of any element.
-        size: bytes from `first` to the end of the element with the highest address.
-        owner: the object that keeps the memory alive.
-        source: the array of the caller, before conversions.
-    """
-
-    dtype: str
+    dtype: str  # MLX's name
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    origin: int
-    first: int
-    size: int
-    owner: np.ndarray[Any, Any]
-    source: Any
+    strides: tuple[int, ...]  # in elements
+    origin: int  # the address of element 0
+    first: int  # the lowest address of any element
+    size: int  # bytes from `first` to the end of the element with the highest address
+    owner: np.ndarray[Any, Any]  # keeps the memory alive
+    source: Any  # the array of the caller, before conversions
 
 
 def item_size(dtype: str) -> int:
@@ -102,10 +91,9 @@ def _bytes_at(address: int, size: int) -> np.ndarray[Any, Any]:
 
 
 POISON = 0xFF  # the byte that fills buffers without an initial value: NaN in every floating type
-# The number of bytes of all outputs together that are checked for races: each checked byte takes 88 bytes of memory.
+# At most this number of bytes of all outputs is checked for races, because each of them takes 88 bytes of memory.
 _WATCHED = 8 << 20
-# The largest alignment of a Metal type in bytes: that of four 64-bit numbers.
-_WIDEST = 32
+_WIDEST = 32  # the largest alignment of a Metal type in bytes: that of `long4`
 # In an output larger than _WATCHED, `Run.trace` checks only this number of bytes on each side of the traced byte.
 _TRACED = 1024
 
@@ -125,7 +113,7 @@ class Run:
     trace: tuple[int, int] | None = None  # (output, byte): the last thread that wrote the byte is reported in a note
 
 
-# {parameter number: alignment in bytes}, for buffers with wide loads or stores that need more than `Run.alignment`.
+# {number of a buffer: alignment in bytes}, for buffers with wide loads or stores that need more than `Run.alignment`.
 Alignments = dict[int, int]
 
 
@@ -146,9 +134,9 @@ def dispatch(
     shapes: Sequence[Sequence[int]],
     alignments: Alignments,
 ) -> tuple[list[mx.array], Statistics] | None:
-    """Run the kernel and return its outputs, which have the shapes `shapes`, and statistics of the run.
+    """Run the kernel; return its outputs, which have the shapes `shapes`, and statistics of the run.
 
-    If the kernel needs larger alignments, add them to `alignments` and return None.
+    If the kernel needs larger alignments, add them to `alignments` and return None; see `misplaced`.
 
     Raises:
         EmulatorError: the kernel made a mistake.
@@ -184,14 +172,10 @@ def dispatch(
 
 
 def misplaced(failed: Sequence[Failed], buffers: Mapping[int, Buffer]) -> Alignments:
-    """Return the alignments that misaligned loads and stores need, if only the place of their buffer is misaligned.
+    """Return the alignments that buffers need, if loads or stores were misaligned because their buffers are.
 
-    In the emulator a buffer may end at unmapped memory, and its start then has a small alignment. A misaligned wide
-    load or store is then not the kernel's mistake: MLX aligns the start of its buffers for every type.
-
-    Args:
-        failed: the reports of a run.
-        buffers: the buffers by their number, which is also the key of the result.
+    The start of a buffer that ends exactly at unmapped memory may be misaligned. A misaligned load or store in this
+    buffer is not the kernel's mistake, because MLX aligns the start of its buffers for every type.
     """
     needs: Alignments = {}
     for one in failed:
@@ -219,7 +203,7 @@ def _watched(run: Run, outputs: Sequence[Buffer]) -> list[tuple[int, int, bool]]
 
 
 def around(buffer: Buffer, byte: int) -> tuple[int, int, bool]:
-    """Return the part of a buffer to check for the last write to a byte or near it, in the form of `_watched`."""
+    """Return the part of a buffer that is checked for a trace of one byte, in the form of `_watched`."""
     if buffer.bytes <= _WATCHED:
         return buffer.start, buffer.bytes, False
     first = max(0, byte - _TRACED)
@@ -237,10 +221,7 @@ def _output(run: Run, shape: Sequence[int], dtype: str, alignment: int) -> Buffe
 
 
 def _input(run: Run, parameter: Parameter, memory: Memory, alignment: int) -> tuple[Buffer, int]:
-    """Return (buffer, offset of element 0 in bytes).
-
-    The buffer has what the parameter asks for: the input, or the input's shape, strides or ndim.
-    """
+    """Return a buffer with an input or an input's shape, strides or ndim, and the offset of element 0 in bytes."""
     at_end = bool(run.options.at_end)
     if parameter.role == "input":
         buffer = pool.readable(memory.first, memory.size, memory.source, at_end=at_end, alignment=alignment)
@@ -305,16 +286,11 @@ def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tupl
 
 
 def located(fault: MemoryFaultError, repeat: Callable[[str], object]) -> MemoryFaultError:
-    """Repeat a run that has faulted, to find the exact line; return the repeated run's fault.
+    """Repeat a run that has faulted, to find the exact line. Return the new fault, or `fault` if there is none.
 
-    A fault that was seen "exactly" is returned as it is. A run whose fault was seen "afterwards" (by changed bytes
-    beside an array) is repeated in the build "races", which checks every access. Any other run is repeated in the build
-    without optimisation, so that the line is the same on all machines. If the repeated run has no fault, because the
-    fault depends on the order of memory accesses, return the first fault.
-
-    Args:
-        fault: the fault.
-        repeat: a function that takes the name of a build and repeats the run in it, without a trace.
+    If the fault was seen "afterwards", repeat the run in the build "races", which checks every access; if "at once",
+    in the build without optimisation, so that the line is the same on all machines. A fault that was seen "exactly" is
+    returned as it is. `repeat` runs the kernel in the build with the given name, without a trace.
     """
     if fault.seen == "exactly":
         return fault

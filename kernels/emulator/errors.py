@@ -1,7 +1,4 @@
-"""Findings of a run (mistakes and possible mistakes), and the exceptions of the emulator.
-
-The message of an exception has the place, the found and the expected value, and advice.
-"""
+"""Findings of a run (mistakes and possible mistakes), and the exceptions of the emulator."""
 
 from __future__ import annotations
 
@@ -76,16 +73,11 @@ class OrderError(EmulatorError):
 
 
 def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -> EmulatorError:
-    """Repeat a failed run in the build "undefined". Return its error if an index is beyond a private array.
+    """Return the error of a run in the build `build`, or its cause: an index beyond a private array.
 
-    Otherwise return `error`, the error of the first run. Only the build "undefined" checks indices of private arrays
-    (variables of a thread). In other builds, a write beyond a private array damages other variables, and `error` may be
-    a consequence.
-
-    Args:
-        error: the error of a run.
-        build: the build of this run.
-        repeat: function that repeats the run in the build with this name.
+    Only the build "undefined" checks indices of private arrays (variables of a thread). In other builds, a write beyond
+    a private array damages other variables, and `error` may be a consequence. So repeat the run in "undefined";
+    `repeat` takes the name of a build.
     """
     if build == "undefined" or not error.findings or isinstance(error, HangError | RaceError):
         return error
@@ -99,25 +91,17 @@ def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -
 
 
 Three = tuple[int, int, int]
-# The largest number of mistakes that a message lists after the first one.
-SHOWN = 8
+SHOWN = 8  # the largest number of mistakes that a message lists after the first one
 
 
 @dataclass(frozen=True)
 class Place:
-    """A thread and the line of the kernel's text that it executes.
+    """A thread and the line of the kernel's text that it executes."""
 
-    Attributes:
-        threadgroup: the position of the thread's threadgroup in the grid.
-        thread: the position of the thread in its threadgroup.
-        file: "body" or "header", or the name of a .metal file; None if the line is unknown.
-        line: the line, counted from 1; 0 if it is unknown.
-    """
-
-    threadgroup: Three
-    thread: Three
-    file: str | None
-    line: int
+    threadgroup: Three  # the position of the thread's threadgroup in the grid
+    thread: Three  # the position of the thread in its threadgroup
+    file: str | None  # "body", "header", or the name of a .metal or included file; None if the line is unknown
+    line: int  # counted from 1; 0 if it is unknown
 
 
 @dataclass(frozen=True)
@@ -132,7 +116,7 @@ class Finding:
         text: the description, several lines.
         place: the first thread and line with this mistake.
         other: for a race, the place of the earlier access.
-        times: how often the mistake occurred until the run ended.
+        times: how often the mistake occurred in the run.
     """
 
     kind: str
@@ -151,7 +135,7 @@ _CAUSES_FIRST = ("fault", "race", "divergence", "unwritten", "undefined")
 
 
 def severity(finding: Finding | None) -> int:
-    """Return the rank of a finding; None is a wrong value without a finding. Rank 0 may cause all others."""
+    """Return the rank of a finding, 0 for the most severe. None stands for a wrong value without a finding."""
     if finding is None:
         return len(_CAUSES_FIRST) + 1
     return _CAUSES_FIRST.index(finding.kind) if finding.kind in _CAUSES_FIRST else len(_CAUSES_FIRST)

@@ -21,11 +21,7 @@ from .kernel import MetalKernel, check_switches, metal_kernel
 
 
 class PretendedGPU(mx.Device):
-    """MLX's CPU device with the name and `type` of a GPU; MLX's functions compute on the CPU.
-
-    The device equals both device types: it pretends to be a GPU, and `mx.gpu`, which is `mx.cpu` within `emulate`, must
-    be equal to it.
-    """
+    """MLX's CPU device with a GPU's name and type. It equals both types, because `emulate` sets `mx.gpu = mx.cpu`."""
 
     def __init__(self) -> None:
         super().__init__(mx.cpu)
@@ -166,11 +162,7 @@ class CheckedKernel:
     def __call__(
         self, *, inputs: Sequence[Any], grid: Sequence[int], threadgroup: Sequence[int], **call: Any
     ) -> list[mx.array]:
-        """Run the kernel and return its results; the arguments are those of a kernel of MLX.
-
-        Raises:
-            EmulatorError: the kernel or its call is wrong; see `errors`.
-        """
+        """Run and check the kernel; the arguments are those of a kernel of MLX. Raise EmulatorError for a mistake."""
         started = time.perf_counter()
         try:
             results = self._results(dict(call, inputs=inputs, grid=grid, threadgroup=threadgroup))
@@ -225,7 +217,7 @@ class CheckedKernel:
                 except RaceError:
                     raise
                 except EmulatorError:
-                    break  # this build finds another mistake; the difference is reported
+                    break  # "races" finds another mistake than a race; report the difference of results
             place = f"{name}[{', '.join(map(str, at))}]"
             raise OrderError(
                 f"kernel '{self.name}': {place} is {one[at].item()} with seed {first[0]}, {two[at].item()} with seed "
@@ -246,8 +238,8 @@ class CheckedKernel:
         return f"  {found.text.splitlines()[0]}\n" if found else ""
 
 
-# The largest accepted difference between two results of a kernel with tensor products, relative to the largest absolute
-# value. Their order of summation is undefined.
+# The largest accepted difference between two results of a kernel with tensor products, whose order of summation is
+# undefined. It is relative to the largest absolute value.
 _NEARLY = 2**-6
 
 
@@ -289,7 +281,7 @@ def _tied(name: str, inputs: Sequence[Any], outputs: list[mx.array]) -> list[mx.
 
 
 def pretended() -> bool:
-    """Return True, in place of `mx.metal.is_available`."""
+    """Return True, in place of `mx.metal.is_available`; kernels/launch.py recognises this function by its name."""
     return True
 
 

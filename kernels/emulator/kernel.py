@@ -84,7 +84,7 @@ InputSpec = Any
 
 
 class Instance(NamedTuple):
-    """An instantiation of a kernel: the types, template arguments and checks with which its text is compiled."""
+    """An instantiation of a kernel: the types, template arguments and checks with which it is compiled."""
 
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
@@ -164,8 +164,6 @@ def _input_of(spec: InputSpec) -> Input:
 def compile_together(wanted: Sequence[tuple[KernelText, Instance]], *, optimize: bool = True) -> list[Compiled]:
     """Compile instances as one translation unit; all must have the same `build` and `suffixes`.
 
-    Without `optimize` compilation takes a tenth of the time, and the kernels run several times slower.
-
     Raises:
         CompileError: an instance does not compile; the message is about the first.
     """
@@ -210,8 +208,7 @@ LAYOUTS = ("any", "m5")
 # The bytes that may fill threadgroup memory before a run: NaN, or numbers that are large in every type. The seed and
 # the build choose one of them, so that a result that depends on unwritten memory differs between runs.
 POISONS = (0xFF, 0x7B, 0xFB)
-# The default limit of a threadgroup in seconds of CPU time.
-TIME_LIMIT = 10.0
+TIME_LIMIT = 10.0  # the default limit of a threadgroup in seconds of CPU time
 _MATH_MODES = ("safe", "relaxed", "fast")
 
 
@@ -285,12 +282,12 @@ class MetalKernel:
             stream: ignored; accepted because MLX accepts it.
             seed: the order of threads: 0 ascending, 1 descending, others shuffled. Results must not depend on it.
             build: which checks are made. All builds check bounds, convergence, alignment and address spaces. "spaces"
-                makes no further checks, "undefined" checks other undefined behaviour, and "races" checks data races
-                and exact bounds, several times slower.
+                makes no further checks, "undefined" checks other undefined behaviour, and "races" checks data races,
+                and bounds to the byte, several times slower.
             lanes: "active": SIMD-group operations are over the lanes that reach them, as in Metal. Reading another lane
-                is an error. A shift such as `simd_shuffle_down` instead returns NaN and sets `statistics.undefined`,
-                because a tree reduction reads other lanes without using their values. "all": all 32 lanes must reach
-                the operation, as CUDA requires.
+                is an error, except in a shift such as `simd_shuffle_down`, which returns NaN and sets
+                `statistics.undefined`: a tree reduction reads such lanes without using the values. "all": all 32 lanes
+                must reach the operation, as CUDA requires.
             suffixes: refuse floating-point literals without a suffix, which are doubles in CUDA and floats in Metal.
             guard: whether unmapped memory is adjacent to the "end" or the "start" of buffers; by default "end" for even
                 seeds and "start" for odd seeds.
@@ -301,12 +298,8 @@ class MetalKernel:
             layout: which thread has which element of a cooperative tensor. "any": the seed decides, because Metal does
                 not define the layout; setting elements without querying their index is an error. "m5": as on an M5.
 
-        Returns:
-            One array per output.
-
         Raises:
-            EmulatorError: the kernel or its call is wrong; see `errors`. The error's `findings` are all mistakes of the
-                run.
+            EmulatorError: the kernel or its call is wrong; see `errors`.
         """
         text = self._text
         _check_arrays(text, inputs, output_shapes, output_dtypes)
@@ -377,16 +370,13 @@ class MetalKernel:
     ) -> None:
         """Compile many instantiations as one translation unit, which is several times faster than one by one.
 
-        Args:
-            instances: for each, (inputs, output dtypes, template); an input is an array, or a pair of shape and dtype.
-            build: as in a call.
-            suffixes: as in a call.
-            optimize: False compiles in a tenth of the time; later calls then run several times slower.
+        An instantiation is (inputs, output dtypes, template); an input is an array, or a pair of shape and dtype.
+        Without `optimize`, compilation takes a tenth of the time, and later calls run several times slower.
         """
         prepare([(self, *instance) for instance in instances], build=build, suffixes=suffixes, optimize=optimize)
 
     def text(self, inputs: Sequence[InputSpec], output_dtypes: Sequence[Any], template: Template | None = None) -> str:
-        """Return exactly the text that MLX would compile for such arrays, without MLX's preamble."""
+        """Return exactly the text that MLX would compile for these inputs and dtypes, without MLX's preamble."""
         return self._text.generated(self._text.instance(inputs, output_dtypes, template))
 
 
@@ -398,12 +388,6 @@ def prepare(
     optimize: bool = True,
 ) -> None:
     """Compile instantiations of several kernels as one translation unit; see `MetalKernel.prepare`.
-
-    Args:
-        requests: for each, (kernel, inputs, output dtypes, template).
-        build: as in a call.
-        suffixes: as in a call.
-        optimize: as in `MetalKernel.prepare`.
 
     Raises:
         CompileError: a kernel does not compile; the message is about the first.
@@ -446,7 +430,7 @@ def _check_arrays(
 
 
 def _traced(text: KernelText, trace: tuple[str, int], dtypes: Sequence[Any], build: str) -> tuple[int, int]:
-    """Return the number of the output that `trace` names, and the offset of the element in bytes."""
+    """Return the number of the output in `trace`, and the element's offset in bytes; raise LaunchError if invalid."""
     name, index = trace
     if name not in text.output_names or index < 0 or build != "races":
         outputs = ", ".join(text.output_names)
@@ -459,11 +443,7 @@ def _traced(text: KernelText, trace: tuple[str, int], dtypes: Sequence[Any], bui
 
 
 def check_grid(where: str, grid: Sequence[int], threadgroup: Sequence[int]) -> None:
-    """Refuse a grid or a threadgroup that Metal refuses.
-
-    Raises:
-        LaunchError: the message begins with `where`.
-    """
+    """Raise LaunchError if Metal refuses the grid or the threadgroup; the message begins with `where`."""
     for what, three in (("grid", grid), ("threadgroup", threadgroup)):
         if len(three) != 3 or min(three) < 1:
             raise LaunchError(f"{where}, {what} {tuple(three)}: expected three numbers from 1 on")
@@ -475,11 +455,7 @@ def check_grid(where: str, grid: Sequence[int], threadgroup: Sequence[int]) -> N
 
 
 def check_switches(where: str, seed: int, build: str, lanes: str, guard: str | None, layout: str = LAYOUTS[0]) -> None:
-    """Refuse invalid values of a call's options.
-
-    Raises:
-        LaunchError: the message begins with `where`.
-    """
+    """Raise LaunchError if an option of a call has an invalid value; the message begins with `where`."""
     if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
         raise LaunchError(f"{where}, seed {seed}: expected a number from 0 on, below 2**32")
     if build not in BUILDS:

@@ -11,8 +11,7 @@ from .signature import ATTRIBUTES, Input
 from .source import BODY, HEADER
 from .text import code_only, line_of, threadgroup_declarations, unsuffixed
 
-# A broken rule: its position in the text, and a description.
-Breach = tuple[int, str]
+Breach = tuple[int, str]  # a broken rule: its position in the text, and a description
 
 _SCALAR = r"(?:bool|u?char|u?short|u?int|u?long|half|b?float|b?float16_t|u?int(?:8|16|32|64)_t)"
 # (pattern of text that Metal refuses, explanation)
@@ -47,11 +46,7 @@ _UNDECLARED = re.compile(r"use of undeclared identifier '(\w+)'")
 
 
 def check(name: str, header: str, source: str, *, suffixes: bool) -> None:
-    """Raise an error if a kernel breaks a rule of Metal or, with `suffixes`, has a float literal without a suffix.
-
-    Raises:
-        LintError: the message lists all broken rules.
-    """
+    """Raise LintError with all rules of Metal that a kernel breaks. With `suffixes`, float literals need a suffix."""
     found: list[str] = []
     for part, text in ((HEADER, header), (BODY, source)):
         rules = [_refused(text)]
@@ -107,12 +102,7 @@ def _threadgroup_memory(text: str) -> Iterator[Breach]:
 
 
 def hints(error: str, inputs: Sequence[tuple[str, Input]]) -> str:
-    """Return hints for errors that clang's messages do not explain, one per line; "" for none.
-
-    Args:
-        error: clang's messages.
-        inputs: name and properties of each input.
-    """
+    """Return hints, one per line, for errors that clang's messages (`error`) do not explain; "" for none."""
     others = [hint.format(*found.groups()) for pattern, hint in _HINTS if (found := pattern.search(error))]
     return "".join(f"\nhint: {hint}" for hint in (*_attributes(error), *_tiny_inputs(error, inputs), *others))
 
@@ -124,7 +114,7 @@ def _attributes(error: str) -> Iterator[str]:
 
 
 def _tiny_inputs(error: str, inputs: Sequence[tuple[str, Input]]) -> Iterator[str]:
-    """Explain a kernel that does not compile because MLX passes a small input as `constant`, not as `device` memory."""
+    """Explain errors about address spaces, if MLX passes a small input as `constant`, not as `device` memory."""
     tiny = [name for name, kind in inputs if kind.small]
     if tiny and re.search(r"constant|address space '2'", error):
         yield (

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 PAGE = mmap.PAGESIZE
-# MLX's buffers begin at multiples of this, and kernels may load 16 bytes at a time.
+# The default alignment of buffers in bytes. Kernels may load 16 bytes at a time, and MLX's buffers are aligned for it.
 ALIGNMENT = 16
 # The byte that fills the unused part of a buffer's pages (the canaries); floats of such bytes are NaN.
 CANARY = 0xFF
@@ -20,9 +20,8 @@ _CANARIES = bytes([CANARY]) * PAGE
 # The bytes that fill the unused part of an input's pages: NaNs other than the canaries. If a kernel copies them from
 # past the end of an input to past the end of an output, the output's canaries change.
 _BESIDE_INPUTS = b"\xc1\xff" * (PAGE // 2)
-# Copies of inputs of at least RESIDENT bytes are kept between calls, up to TOTAL bytes of all copies.
 RESIDENT = 64 << 10
-TOTAL = 2 << 30
+TOTAL = 2 << 30  # the largest number of bytes of all kept copies
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -86,10 +85,7 @@ class Buffer:
         self.bytes = 0
 
     def _reserve(self, capacity: int) -> tuple[int, int]:
-        """Reserve addresses for a guard, `capacity` bytes and another guard.
-
-        Return the address of the first guard, and the size of one guard.
-        """
+        """Reserve addresses for a guard, `capacity` bytes and a guard; return the address and size of the first."""
         for guard in (LARGE_GUARD, SMALL_GUARD):
             size = capacity + 2 * guard
             if guard == LARGE_GUARD and (Buffer._reserved + size > _SPACE // 4 or not _has_large_space()):
@@ -107,7 +103,7 @@ class Buffer:
 
     @property
     def bounds(self) -> Bounds:
-        """The bytes that a kernel may access, and the mapped pages around them."""
+        """The place of the buffer."""
         return Bounds(self._first, self.capacity, self.start, self.bytes)
 
     def allow(self, *, write: bool) -> None:
@@ -164,16 +160,15 @@ class _Key(NamedTuple):
 
 
 class Pool:
-    """A pool of reusable buffers.
+    """A pool of reusable buffers, which keeps copies of large inputs (at least RESIDENT bytes) by their address.
 
-    The copy of a large input is kept, under the input's address, for later calls. Before a copy is used again, its
-    bytes are compared with the input, because MLX may have reused the address for another array, or NumPy may have
-    changed the input.
+    Before a copy is used again, its bytes are compared with the input: MLX may have reused the address for another
+    array, or NumPy may have changed the input.
     """
 
     def __init__(self, total: int = TOTAL) -> None:
         self.total = total
-        self.copies = 0  # number of copies of large inputs that were made
+        self.copies = 0  # how often a large input was copied
         self._resident: OrderedDict[_Key, Buffer] = OrderedDict()
         self._free: dict[int, list[Buffer]] = {}
         self._lent: list[Buffer] = []
@@ -208,10 +203,7 @@ class Pool:
     def readable(
         self, address: int, size: int, owner: Any = None, *, at_end: bool, alignment: int = ALIGNMENT
     ) -> Buffer:
-        """Return a read-only copy of `size` bytes at `address`.
-
-        A copy of at least RESIDENT bytes is kept for later calls, at most until `owner` is deleted.
-        """
+        """Return a read-only copy of `size` bytes at `address`. A kept copy is dropped when `owner` is deleted."""
         if size < RESIDENT:
             buffer = self.writable(size, at_end=at_end, alignment=alignment)
             ctypes.memmove(buffer.start, address, size)
@@ -246,5 +238,4 @@ class Pool:
             size -= self._resident.popitem(last=False)[1].capacity
 
 
-# The only pool of the process. It is used by one thread at a time: the one that holds the lock `runtime.turn`.
-pool = Pool()
+pool = Pool()  # used only by the thread that holds the lock `runtime.turn`

@@ -52,30 +52,19 @@ _SCALARS = {metal: dtype for dtype, metal in TYPES.items() if dtype not in ("bfl
 
 @dataclass(frozen=True)
 class Unwritten:
-    """A buffer for an output of a kernel. Before the kernel runs, floats in it are NaN.
-
-    Attributes:
-        shape: elements per axis.
-        dtype: a dtype of MLX or NumPy; it may be structured.
-    """
+    """A buffer for an output of a kernel. Before the kernel runs, floats in it are NaN."""
 
     shape: Sequence[int]
-    dtype: Any
+    dtype: Any  # of MLX or NumPy; it may be structured
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a buffer.
+    """The contents of a buffer."""
 
-    Attributes:
-        size: the number of bytes.
-        bytes: the bytes; None if the buffer has no value yet.
-        like: the value that the caller passed.
-    """
-
-    size: int
-    bytes: NDArray[np.uint8] | None
-    like: Any
+    size: int  # in bytes
+    bytes: NDArray[np.uint8] | None  # None if the buffer has no value yet
+    like: Any  # the value that the caller passed
 
     @property
     def item(self) -> int:
@@ -88,10 +77,7 @@ class Contents:
         return self.like is other.like and isinstance(self.like, mx.array | np.ndarray | Unwritten | bytearray)
 
     def array(self, address: int) -> Any:
-        """Return a copy of the memory at an address, as an array of the same kind, shape and dtype as `like`.
-
-        Return bytes if `like` is bytes, a bytearray or a number of Python.
-        """
+        """Return a copy of the memory at an address, in the form that `WholeKernel.__call__` documents."""
         if isinstance(self.like, mx.array | Unwritten) and dtype_name(self.like.dtype) in TYPES:
             found = array_at(address, self.like.shape, dtype_name(self.like.dtype))
             return found if isinstance(self.like.dtype, mx.Dtype) else np.array(found)
@@ -130,6 +116,7 @@ def _filled(array: NDArray[Any], like: Any) -> Contents:
     return Contents(data.size, data, like)
 
 
+# With MSL_FLAT, all address spaces are one memory.
 _FLAGS = ("-DMSL_FLAT", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion")
 
 
@@ -163,7 +150,7 @@ class Library:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The kernels' names: the `host_name`, or for a kernel without one, the function's name."""
+        """The names of the kernels: their `host_name` or, without one, the name of the function."""
         return tuple(self._text.functions)
 
     def template_of(self, name: str) -> str:
@@ -171,12 +158,12 @@ class Library:
         return self._text.functions[name].function.partition("<")[0]
 
     def function(self, name: str, constants: Mapping[int | str, float] | None = None) -> WholeKernel:
-        """Return a kernel, compiled for these values of function constants.
+        """Return a kernel with these values of function constants.
 
         Args:
             name: one of `names`.
-            constants: values by index or name. Every constant that the kernel uses is required, unless the kernel
-                calls `is_function_constant_defined`.
+            constants: values by index or name. Every constant that the kernel uses is required, unless the kernel tests
+                it with `is_function_constant_defined`.
 
         Raises:
             LaunchError: there is no such kernel, or no such constant.
@@ -254,9 +241,7 @@ class WholeKernel:
         trace: tuple[int, int] | None = None,
         layout: str = "any",
     ) -> dict[int, Any]:
-        """Run the kernel over the grid.
-
-        `MetalKernel.__call__` describes the values of `seed`, `build`, `lanes`, `guard`, `time_limit` and `layout`.
+        """Run the kernel over the grid. `MetalKernel.__call__` describes `seed` and the options after it.
 
         Args:
             buffers: buffers by index: arrays of MLX or NumPy (also structured ones), bytes of structures, numbers for
@@ -271,8 +256,7 @@ class WholeKernel:
             guard: "end", "start" or None.
             time_limit: seconds.
             layout: "any" or "m5".
-            trace: (index of a buffer, offset of a byte). After the call, `statistics.writer` has the last thread that
-                wrote the byte, and the line. Only in the build "races".
+            trace: (index of a buffer, offset of a byte), not the name and element of an output.
 
         Returns:
             {index: contents} of each buffer that the kernel may write to. The contents are an array with the kind,
@@ -467,8 +451,6 @@ class WholeKernel:
 def compile_together(kernels: Sequence[WholeKernel], build: str) -> Path:
     """Return the path of the compiled library of several kernels of one file; compile it if it is not cached.
 
-    The kernels must have the same function constants.
-
     Raises:
         CompileError: clang reports errors.
     """
@@ -493,24 +475,16 @@ def _placed(value: Contents, *, at_end: bool, alignment: int, is_written: bool) 
 
 # ---- compile the kernels of a file in every build, without running them ----
 
-# The words for address spaces in clang's errors.
-_SPACE = re.compile(r"address space|__(?:local|global|constant)\b")
+_SPACE = re.compile(r"address space|__(?:local|global|constant)\b")  # the words for address spaces in clang's errors
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel function that was compiled.
-
-    Attributes:
-        name: the kernel's name. If the kernel is a template, the name of the first instantiation, the only one
-            compiled.
-        others: the names of the other instantiations of the template.
-        error: why the kernel does not compile, with lines; empty if it compiles in every build.
-    """
+    """A kernel function that was compiled; of a template, only the first instantiation."""
 
     name: str
-    others: tuple[str, ...] = ()
-    error: str = ""
+    others: tuple[str, ...] = ()  # the names of the template's other instantiations
+    error: str = ""  # why the kernel does not compile, with lines; empty if it compiles in every build
 
 
 def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[CompiledKernel]:
@@ -563,9 +537,9 @@ def _errors(kernels: dict[str, WholeKernel], build: str) -> dict[str, str]:
 def address_space_notes(file: Path, folders: Sequence[Path] = ()) -> tuple[Finding, ...]:
     """Return a note for each line of a file in which clang reports a wrong address space.
 
-    The builds that run kernels of a .metal file treat all address spaces as one memory. This function compiles the file
-    with separate address spaces. It returns notes, not mistakes, because clang refuses some valid text: calls of member
-    functions of objects in other address spaces than `thread`.
+    To run kernels, a .metal file is compiled with one memory for all address spaces; here, with separate ones. The
+    results are notes, not mistakes, because clang refuses some valid text: calls of member functions of objects in
+    other address spaces than `thread`.
     """
     text = place_threadgroup_memory(file.read_text(encoding="utf-8", errors="replace"))
     head = f'#include <msl/all.h>\n#line 1 "{file.name}"\n'

@@ -20,31 +20,18 @@ from .text import closing, code_only, with_suffixes
 
 
 class MetalParameter(NamedTuple):
-    """One parameter of a kernel.
-
-    Attributes:
-        name: the parameter's name.
-        role: "buffer", "threadgroup" or "attribute".
-        slot: the index of the buffer or threadgroup memory.
-        type: the text of the type, without address space, `const`, pointer or reference.
-        is_reference: whether the parameter is `T&`, not `T*`.
-        is_written: whether the kernel may write to the buffer.
-        attribute: the name of the thread attribute, for the role "attribute".
-        declared: the whole text of the type.
-        is_optional: whether the parameter exists only for some values of a function constant.
-        is_tensor: whether the parameter is a tensor, which is passed with the shape of its array.
-    """
+    """One parameter of a kernel."""
 
     name: str
-    role: str
-    slot: int
-    type: str
-    is_reference: bool
-    is_written: bool
-    attribute: str
-    declared: str
-    is_optional: bool = False
-    is_tensor: bool = False
+    role: str  # "buffer", "threadgroup" or "attribute"
+    slot: int  # the index of the buffer or threadgroup memory
+    type: str  # the text of the type, without address space, `const`, pointer or reference
+    is_reference: bool  # whether the parameter is `T&`, not `T*`
+    is_written: bool  # whether the kernel may write to the buffer
+    attribute: str  # for the role "attribute": its name, such as "thread_position_in_grid"
+    declared: str  # the whole text of the type
+    is_optional: bool = False  # whether the parameter exists only for some values of a function constant
+    is_tensor: bool = False  # tensors are passed with the shape of their array
 
 
 _TENSOR = re.compile(r"(?:metal\s*::\s*)?tensor\s*<\s*(?P<element>[^,<>]+),.*>$", re.DOTALL)
@@ -53,7 +40,7 @@ _BRACKETS = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
 
 
 def parameters(kernel: str, listed: str) -> Iterator[MetalParameter]:
-    """Yield the parameters of a kernel, from the text of its parameter list.
+    """Yield the parameters in the text of a kernel's parameter list.
 
     Buffers and threadgroup memory without an index get the lowest free index, in order.
 
@@ -185,26 +172,17 @@ def _initialized(match: re.Match[str]) -> str:
 
 
 class Declaration(NamedTuple):
-    """A declaration, or a definition with a body. All positions are indices into the text.
-
-    Attributes:
-        start: the position of the first character.
-        head: the end of the text before the body; without a body, the end of the declaration.
-        end: the position after the last character.
-        scope: the position of the opening brace around the declaration, which identifies the scope; -1 outside all
-            braces.
-        is_class: whether this is the definition of a class; the declarations of its members follow.
-    """
+    """A declaration, or a definition with a body. All positions are indices into the text."""
 
     start: int
-    head: int
-    end: int
-    scope: int
-    is_class: bool = False
+    head: int  # the end of the text before the body; without a body, `end`
+    end: int  # the position after the last character
+    scope: int  # the position of the opening brace around the declaration; -1 outside all braces
+    is_class: bool = False  # whether this is the definition of a class; the declarations of its members follow
 
     @property
     def has_body(self) -> bool:
-        """Whether a body follows the head."""
+        """Whether this is a definition with a body."""
         return self.end > self.head
 
 
@@ -298,8 +276,7 @@ def _normal(head: str) -> str:
     return " ".join(word for i, word in enumerate(words) if not (word == "const" and words[i - 1 : i] == ["const"]))
 
 
-# Headers of Metal's library. While a file is preprocessed, these headers are empty; msl/all.h, which is included later,
-# has their declarations.
+# Headers of Metal's library. While a file is preprocessed, they are empty; msl/all.h, included later, replaces them.
 _STANDARD = (
     "assert", "array", "atomic", "common", "compute", "cooperative_tensor", "extended_vector", "geometric", "graphics",
     "integer", "limits", "logging", "math", "matrix", "numeric", "pack", "packed", "quadgroup", "relational",
@@ -309,21 +286,14 @@ _STANDARD = (
 
 @dataclass(frozen=True)
 class MetalFunction:
-    """A kernel function, or an instantiation of a template of kernel functions.
+    """A kernel function, or an instantiation of a template of kernel functions."""
 
-    Attributes:
-        name: the name that a host program uses (in `newFunctionWithName`): the `host_name`, or the function's own name.
-        function: the function's name in C++, such as `softmax<float, 4>`.
-        parameters: the parameters in order.
-        arrays: the number of threadgroup arrays in the body.
-        is_typed: whether an instantiation repeats the parameters but gives no template arguments. C++ then deduces the
-            template arguments from the types of the parameters.
-    """
-
-    name: str
-    function: str
+    name: str  # for a host program (`newFunctionWithName`): the `host_name`, or the function's own name
+    function: str  # the name in C++, such as `softmax<float, 4>`
     parameters: tuple[MetalParameter, ...]
-    arrays: int
+    arrays: int  # the number of threadgroup arrays in the body
+    # Whether an instantiation repeats the parameters but gives no template arguments. C++ then deduces these arguments
+    # from the types of the parameters.
     is_typed: bool = False
 
 
@@ -338,25 +308,15 @@ class FunctionConstant:
 
 @dataclass(frozen=True)
 class MetalText:
-    """A preprocessed file.
+    """A preprocessed file."""
 
-    Attributes:
-        code: C++ text, in which `msl_function_constant(i);` stands for the declaration of `constants[i]`.
-        functions: the kernel functions by name.
-        constants: the function constants in order.
-        sources: the text of the file and of each included file, by the name that findings use.
-    """
-
-    code: str
-    functions: dict[str, MetalFunction]
+    code: str  # C++ text, in which `msl_function_constant(i);` stands for the declaration of `constants[i]`
+    functions: dict[str, MetalFunction]  # the kernels by name
     constants: tuple[FunctionConstant, ...]
-    sources: dict[str, str]
+    sources: dict[str, str]  # the text of the file and of each included file, by the name that findings use
 
     def with_constants(self, values: dict[int, str]) -> str:
-        """Return the code with values of function constants.
-
-        Constants without a value are only declared, so a kernel that uses such a constant cannot be loaded.
-        """
+        """Return the code with values of function constants. A kernel that uses another constant cannot be loaded."""
 
         def define(match: re.Match[str]) -> str:
             one = self.constants[int(match["ordinal"])]
@@ -369,7 +329,7 @@ class MetalText:
 
 
 def read_metal(file: Path | None, text: str, folders: Sequence[Path]) -> MetalText:
-    """Preprocess the text of a .metal file and find its kernels. `file` is None for text that is in no file.
+    """Preprocess the text of a .metal file and find its kernels. `file` is None for a text that is not in a file.
 
     Raises:
         CompileError: the text cannot be preprocessed, or has no kernels.
@@ -457,20 +417,20 @@ def _parsed(text: str) -> tuple[dict[str, MetalFunction], tuple[FunctionConstant
     return functions, tuple(constants), _legal("".join([*pieces, text[last:]]))
 
 
-# Pragmas are removed: they have no effect here, and the preprocessor leaves macros in them unexpanded.
+# Pragmas are removed: they have no effect on the CPU, and the preprocessor leaves macros in them unexpanded.
 _PRAGMA = re.compile(r"(?m)^[ \t]*#[ \t]*pragma\b.*$")
 # Matches `[[threadgroup(n)]]` at parameters of functions that are not kernels.
 _SLOT = re.compile(r"\[\[\s*threadgroup\s*\([^\]]*\)\s*\]\]")
 _CAST = re.compile(r"\bstatic_cast(?=\s*<[^<>&*()]*(?:<[^<>&*()]*>[^<>&*()]*)?>)")
 
 
-# Matches the type in declarations such as `thread half2 (&pairs)[4]`, where the preprocessor would expand the macro
-# `half2(...)` of msl/constructors.h. Does not match the constructor `half2(*pair)`.
+# Matches the type in declarations such as `thread half2 (&pairs)[4]`, not in the constructor `half2(*pair)`. In the
+# declaration, the preprocessor would expand the macro `half2(...)` of msl/constructors.h.
 _REFERENCE = re.compile(rf"\b((?:{'|'.join(_QUALIFIERS)})\s+)({_VECTOR})(?=\s*\(\s*[&*]\s*\w+\s*\))")
 
 
 def _legal(text: str) -> str:
-    """Return the text in a form that clang accepts: for instance, with suffixes at float literals and no pragmas."""
+    """Return the text in a form that clang accepts: for instance, with suffixes at float literals, without pragmas."""
     text = _REFERENCE.sub(r"\1__typeof__(\2)", text)
     return with_suffixes(_CAST.sub("metal::msl_static_cast", _SLOT.sub("", _PRAGMA.sub("", text))))
 
@@ -506,10 +466,7 @@ def _plain_lines(text: str) -> str:
 
 
 def _instantiated(head: str) -> tuple[str, str]:
-    """Return the name and the repeated parameters ("" if none) of an instantiation.
-
-    For `template decltype(softmax<float>) softmax<float>;`, return ("softmax<float>", "").
-    """
+    """Return an instantiation's name, such as "softmax<float>", and the parameters that it repeats; "" for none."""
     plain, listed = _plain(head).rstrip("; "), ""
     if plain.endswith(")"):  # the instantiation repeats the parameters
         opened = _opening(plain, "(", ")")

@@ -133,19 +133,15 @@ class Options(ctypes.Structure):
 
 
 class Statistics(ctypes.Structure):
-    """Counts of a dispatch.
+    """Counts and notes of a dispatch.
 
     Attributes:
-        threads: threads that ran.
-        threadgroups: threadgroups that ran.
         simd_operations: SIMD-group operations, counted once per lane.
         barriers: barriers, counted once per thread.
-        switches: switches between fibres.
-        threadgroup_bytes: bytes of threadgroup memory.
-        tensor_operations: operations on tensors, counted once per execution scope (a thread, SIMD-group or
-            threadgroup).
-        undefined: description of the first shift operation (such as `simd_shuffle_down`) that read a lane which took no
-            part, and got NaN; None if there was none.
+        switches: switches between fibres, which run the threads.
+        tensor_operations: operations on tensors, counted once per scope (a thread, SIMD-group or threadgroup).
+        undefined: description of the first shift operation (such as `simd_shuffle_down`) that read an inactive lane,
+            and got NaN; None if there was none.
         notes: possible mistakes.
         writer: a finding with the last thread that wrote the element of `trace`; None without `trace`.
     """
@@ -217,13 +213,9 @@ class Entry:
     ) -> tuple[Statistics, list[Report]]:
         """Run the kernel over the grid; return statistics and reports. The caller must hold `turn`.
 
-        Args:
-            buffers: the values that the entry point receives, most of them addresses of buffers.
-            grid: total threads per axis.
-            threadgroup: threads per axis of a threadgroup.
-            options: options of the dispatch.
-            watched: in the build "races", the memory to check for races: (address, bytes, whether it has no value yet).
-            bounds: in the build "races", all buffers; accesses outside of all buffers are reported.
+        `buffers` has the values that the entry point receives, most of them addresses of buffers. The last two
+        arguments are for the build "races": `watched` has the memory to check for races, as (address, bytes, whether
+        it has no value yet); `bounds` has all buffers: an access to a buffer's pages must be within its bytes.
         """
         for start, size, blank in watched:
             self._runtime.msl_watch(start, size, blank)
