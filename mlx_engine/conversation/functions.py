@@ -26,7 +26,6 @@ class ToolCall(NamedTuple):
 
     Attributes:
         id: the id of the call, which is the `tool_call_id` of the message with the result.
-        name: the name of the tool.
         arguments: the arguments by name; None if the model's text is no JSON object, as in an answer that was cut off.
         text: the JSON text of the arguments; incomplete if the answer was cut off.
     """
@@ -38,7 +37,7 @@ class ToolCall(NamedTuple):
 
     @classmethod
     def of(cls, call: Mapping[str, Any]) -> ToolCall:
-        """Return a call from its form in a message of OpenAI's API."""
+        """Convert a call from its form in a message of OpenAI's API."""
         name, text = call["function"]["name"], call["function"]["arguments"]
         return cls(call["id"], name, arguments_of(text), text)
 
@@ -58,7 +57,7 @@ def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def _checked(tool: Any, i: int) -> dict[str, Any]:
-    """Check and return a description of a tool, which may lack the outer object with the key `function`."""
+    """Check and complete a description of a tool, which may lack the outer object with the key `function`."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     schema = function.get("parameters") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:

@@ -1,7 +1,6 @@
 """The arguments of a tool call: parse them, and find their types in the tool's JSON Schema.
 
-Some models write arguments without quotes. Whether such a text is a string or another JSON value follows from the
-types of the argument in the schema.
+Some models write arguments without quotes. The types in the schema then decide between a string and another JSON value.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Types: TypeAlias = "frozenset[str]"
 # If a schema allows only these types, the value is text, or null.
 STRINGS = frozenset({"string", "null"})
 
-# Names of types that clients send and JSON Schema does not have.
+# Names of types that clients send, although JSON Schema does not have them.
 SYNONYMS = {
     "str": "string", "text": "string", "int": "integer", "float": "number", "double": "number", "bool": "boolean",
     "dict": "object", "list": "array",
@@ -39,7 +38,7 @@ def arguments_of(given: Any) -> dict[str, Any] | None:
 
 
 def types_of(tool: Mapping[str, Any]) -> dict[str, Types]:
-    """Return the types that each argument of a tool may have; arguments of unknown types are left out."""
+    """Return the types that each argument of a tool may have; arguments that may have any type are left out."""
     schema = tool.get("parameters")
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
@@ -72,11 +71,7 @@ def json_of(text: str, types: Types | None) -> str:
 
     If the text is JSON of an allowed type other than string, return this JSON. Python's True, False and None count as
     JSON. Numbers such as 007 count, too, if `types` has "integer" or "number". Any other text becomes a JSON string,
-    which includes quotes that the model has written.
-
-    Args:
-        text: the text that the model has written.
-        types: the types that the schema allows; None for any type.
+    which includes quotes that the model has written. If `types` is None, any type is allowed.
     """
     plain = PYTHON_NAMES.get(text.strip(), text.strip())
     try:

@@ -1,7 +1,4 @@
-"""`Conversation`: ask a model several questions in turn, as the command `chat` does.
-
-A conversation keeps its messages, and the token ids of the answers, so that each prompt begins with cached tokens.
-"""
+"""`Conversation`: ask a model several questions in turn, as the command `chat` does."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
     from mlx_engine.loop.stream import Generation, Progress, Stream
     from mlx_engine.tokenizer.chat import History
 
-# Matches in a template that reads the reasoning of an answer as a field of its message.
+# Finds where a template reads the reasoning of an answer from a field of the message.
 READS_REASONING = re.compile(r"""reasoning_content|\.thinking\b|\[['"]thinking['"]\]""")
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
@@ -34,7 +31,6 @@ class Turn:
     """A question of the user with the answer of the model.
 
     Attributes:
-        generation: the answer.
         n_messages: the number of messages up to the end of this turn, not counting the system message.
     """
 
@@ -58,9 +54,10 @@ class Turn:
 
 
 class Conversation:
-    """A conversation. The prompt of each answer has all earlier messages; earlier answers keep their generated ids.
+    """A conversation, whose prompts have all earlier messages.
 
-    A model without a chat template continues the text of all messages instead, see `plain_text`.
+    Earlier answers keep the token ids that the model generated, so that each prompt begins with cached tokens. A
+    model without a chat template continues the text of all messages instead, see `plain_text`.
 
     Attributes:
         messages: the messages so far. If the last one is a question without an answer, the next question replaces it.
@@ -136,11 +133,8 @@ class Conversation:
         """Add a message of the user, and return the answer in pieces.
 
         The answer is added to the messages when the iterator ends or is closed. If the iterator is closed early, the
-        answer is the text so far; without any text, no answer is added.
-
-        Args:
-            text: the message.
-            progress: called with (tokens done, tokens in total) during prefill.
+        answer is the text so far; without any text, no answer is added. During prefill, `progress` is called with
+        (tokens done, tokens in total).
 
         Raises:
             ContextLengthError: the prompt exceeds the context; the conversation is unchanged.
@@ -151,18 +145,14 @@ class Conversation:
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The calls of the last answer, whose results are not known yet."""
+        """The tool calls of the last answer. `give` adds their results."""
         from mlx_engine.conversation.functions import ToolCall
 
         last = self.messages[-1] if self._last_role == ASSISTANT else {}
         return [ToolCall.of(call) for call in last.get("tool_calls", ())]
 
     def give(self, results: Sequence[str], *, progress: Progress | None = None) -> Iterator[str]:
-        """Add the results of the last answer's calls, in their order, and return the next answer as `ask` does.
-
-        Raises:
-            EngineError: as for `ask`.
-        """
+        """Add the results of `calls`, in their order; return the next answer, and raise errors, as `ask` does."""
         given = [
             {"role": "tool", "tool_call_id": call.id, "content": result}
             for call, result in zip(self.calls, results, strict=True)
@@ -219,8 +209,7 @@ class Conversation:
     def state(self) -> dict[str, Any]:
         """Return the messages, and the token ids of the answers that were generated here, as plain data.
 
-        The value of `model` is `Engine.prefix_identity` in hexadecimal, or None if the engine has none: keys and values
-        of the model cannot be saved, or the model's files have changed.
+        The value of `model` is `Engine.prefix_identity` in hexadecimal, or None if that method raises an error.
         """
         turns = [
             {
@@ -252,7 +241,7 @@ class Conversation:
     def _model(self) -> str | None:
         try:
             return self.engine.prefix_identity().hex()
-        except (OptionError, OSError):  # keys and values cannot be saved, or files are gone or replaced
+        except (OptionError, OSError):  # keys and values cannot be saved, or the model's files have changed
             return None
 
     def save_prefix(self, path: Path) -> int:
@@ -275,7 +264,7 @@ class Conversation:
         self.messages, self.turns = messages, [turn for turn in self.turns if turn.n_messages <= n]
 
     def _remembered(self, messages: list[dict[str, Any]]) -> History:
-        """Return a history with the ids of those generated answers that are still in `messages`."""
+        """Return a history with the ids of the generated answers that are still in `messages`."""
         from mlx_engine.tokenizer.chat import History
 
         history, n_system = History(self.engine.tokenizer), len(messages) - _n_said(messages)

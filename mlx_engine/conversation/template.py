@@ -45,9 +45,7 @@ def chat_ids(
     limits: Limits = DEFAULT_LIMITS,
     check: Check = unchecked,
 ) -> list[int]:
-    """Return the ids of a conversation, up to the beginning of the model's answer.
-
-    The conversation is rewritten to the forms that the template supports. Arguments: see `tokenizer.chat.chat_ids`.
+    """Return the ids of a conversation, up to the model's answer. Arguments: see `tokenizer.chat.chat_ids`.
 
     Raises:
         OptionError: the messages are not a list of messages, or the template does not read one of the variables.
@@ -76,10 +74,7 @@ def chat_ids(
 
 
 def written_calls(tokenizer: Tokenizer, calls: Sequence[Mapping[str, Any]]) -> str:
-    """Return tool calls as the model writes them, for templates that do not render calls.
-
-    If the format of the model is not known, the most common format is used.
-    """
+    """Return calls as text in the model's format, or in the most common format if the model's is unknown."""
     form = format_of(tokenizer)
     return _in_tags(calls) if form is None or form.written is None else form.write(calls)
 
@@ -145,8 +140,8 @@ def lost(prompt: ChatPrompt, text: str) -> str | None:
     """Return the first part of a conversation that is missing from its rendered text; None if all parts are there.
 
     Parts are texts, names of tools, and the names and values of arguments, unchanged or in JSON's or Python's syntax.
-    Parts must be in the order of their messages, except instructions, which templates may move. White space at the ends
-    of a text is ignored. Reasoning is not a part: templates drop earlier reasoning on purpose.
+    Parts must be in the order of their messages, except instructions (system and developer messages), which templates
+    may move. White space at the ends of a text is ignored. Reasoning is no part: templates drop earlier reasoning.
     """
     for i, tool in enumerate(prompt.tools):
         name = tool.get("function", tool).get("name", "") if isinstance(tool.get("function", tool), Mapping) else ""
@@ -214,7 +209,7 @@ def _end(text: str, part: Any, begin: int) -> int | None:
 
 # ---- the forms that a template supports ----
 
-# The dialects of chat templates, by tokenizer.
+# The dialects of chat templates, by tokenizer and template.
 _KNOWN: WeakKeyDictionary[Tokenizer, dict[str, Dialect]] = WeakKeyDictionary()
 
 
@@ -230,7 +225,7 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     return known[template]
 
 
-# The texts of the test conversations. They occur in no template, so finding one shows that the template has written it.
+# The texts of the test conversations. No template contains them, so a text in the rendered prompt is from a message.
 HEAD, ASKED, LATE, ANSWERED, NEXT, AGAIN, RESULT, OTHER, THOUGHT = (
     f"probe{word}" for word in ("head", "asked", "late", "answered", "next", "again", "result", "other", "thought")
 )
@@ -269,8 +264,8 @@ def _in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 ENDED = _said((ASSISTANT, ANSWERED), (USER, NEXT))
 Step: TypeAlias = "tuple[Callable[[Dialect], list[Dialect]], list[list[dict[str, Any]]]]"
-"""A function that gets the dialect found so far, and returns candidates that set one or several more fields, in order
-of preference; and the conversations that test the candidates."""
+"""A function that returns candidates, in order of preference, and the conversations that test them. A candidate is the
+dialect found so far, with other values of some fields."""
 
 
 def _one_of(name: str, *values: Any) -> Callable[[Dialect], list[Dialect]]:
@@ -278,7 +273,7 @@ def _one_of(name: str, *values: Any) -> Callable[[Dialect], list[Dialect]]:
 
 
 def _call_forms(known: Dialect) -> list[Dialect]:
-    """Return dialects with every form of a call and of its result."""
+    """Return candidates with every form of a call and of its result."""
     names = ("results", "nine", "no_content", "json_text")
     forms: Iterator[tuple[Any, ...]] = product((True, False), (False, True), NO_CONTENT, (False, True))
     fields = [replace(known, **dict(zip(names, form, strict=True))) for form in forms]
@@ -333,7 +328,7 @@ STEPS: list[Step] = [
 
 
 class _Probe:
-    """Finds the forms of messages that a template writes, by rendering conversations of words that no template has."""
+    """Finds the dialect of a tokenizer's chat template by rendering the test conversations."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -342,7 +337,7 @@ class _Probe:
         self._has_calls = "tool_calls" in template
 
     def dialect(self) -> Dialect:
-        """Return the dialect of the template. Each step uses the forms that earlier steps have found."""
+        """Return the dialect of the template. Each step begins with the dialect that earlier steps have found."""
         found = self._with_tools(Dialect(calls=self._has_calls))
         for candidates, conversations in STEPS:
             found = self._first(candidates(found), conversations)
@@ -359,7 +354,7 @@ class _Probe:
         return candidates[0] if self._mark(prompts[0], texts[0]) == SOUND else candidates[1]
 
     def _first(self, candidates: list[Dialect], conversations: list[list[dict[str, Any]]]) -> Dialect:
-        """Rank each candidate by its worst mark over all conversations, and return the best; of equal ones, the first.
+        """Return the first of the candidates whose worst mark (see `_mark`) over all conversations is best.
 
         If every candidate has FAILED in some conversation, return the last one.
         """

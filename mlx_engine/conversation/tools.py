@@ -41,7 +41,10 @@ class ToolChoice(NamedTuple):
 
     @classmethod
     def of(cls, given: str | Mapping[str, Any] | None, *, is_parallel: bool = True) -> ToolChoice:
-        """Return a choice in the form of OpenAI's API: "auto", "none", "required", or an object with a name."""
+        """Convert the `tool_choice` of OpenAI's API: "auto", "none", "required", or an object with a name.
+
+        The result of "none" is that of "auto", so the caller must also leave out the tools.
+        """
         name = None if given is None or isinstance(given, str) else str(given["function"]["name"])
         return cls(name is not None or given == "required", name, is_parallel)
 
@@ -49,18 +52,14 @@ class ToolChoice(NamedTuple):
 def with_choice(
     content: Constraint | None, tokenizer: Tokenizer, tools: Sequence[Tool], choice: ToolChoice
 ) -> Constraint | None:
-    """Return the constraint of an answer to a prompt with tools; None if it is not constrained.
+    """Return the constraint of an answer to a prompt with tools; None if the answer is not constrained.
 
-    Args:
-        content: the constraint of an answer without calls, if it has one.
-        tokenizer: the model's tokenizer.
-        tools: the tools of the prompt.
-        choice: which of them an answer may or must call.
+    `content` is the constraint of an answer without calls.
 
     Raises:
-        OptionError: the choice needs a tool that is not there, the model's calls cannot be read or written, the schema
-            of a strict tool has a keyword that is not supported, a call is required although `content` is given, or
-            `content` is not a JSON Schema.
+        OptionError: `tools` lacks the tool of the choice, or is empty although a call is required; the model's calls
+            cannot be read or written; the schema of a strict tool has a keyword that is not supported; a call is
+            required although `content` is given; or `content` is not a JSON Schema.
     """
     if choice.is_required and choice.name not in (None, *map(_name, tools)):
         message = f"tool_choice must name one of the tools, not {shown(choice.name)}"
@@ -87,17 +86,10 @@ def with_choice(
 def grammar(
     tokenizer: Tokenizer, form: Format, tools: Sequence[Tool], choice: ToolChoice, content: str | None = None
 ) -> str:
-    """Return the Lark grammar of answers with calls.
-
-    Args:
-        tokenizer: the tokenizer, whose delimiters are tokens of their own in the grammar.
-        form: how the model writes calls.
-        tools: the tools.
-        choice: which of them are called.
-        content: a JSON Schema of the text of an answer without calls.
+    """Return the Lark grammar of answers with calls. `content` is a JSON Schema of the text of an answer without calls.
 
     Raises:
-        OptionError: the texts of the format are not known, or the schema of a strict tool is not supported.
+        OptionError: the format has no format strings, or the schema of a strict tool is not supported.
     """
     return _Grammar(tokenizer, form).of([t for t in tools if choice.name in (None, _name(t))], choice, content)
 
@@ -107,7 +99,7 @@ def _name(tool: Tool) -> str:
 
 
 class _Grammar:
-    """The rules of a grammar, which are added one by one."""
+    """The rules of a grammar. An *element* is a part of a rule: a token, literal, regular expression, rule or group."""
 
     def __init__(self, tokenizer: Tokenizer, form: Format) -> None:
         if form.written is None:
@@ -146,7 +138,7 @@ class _Grammar:
             return f"{text} | {text} {calls}"
         if opening.startswith("{"):
             return f"{self._rule('text_first', '/([^{](?s:.*))?/')} | {calls}"
-        # The text ends with the opening of a call, so a call must follow.
+        # `head` is text that ends with the opening of the first call. `rest` is this call without its opening.
         head = self._rule("head[lazy]", f"{TEXT[:-1]}{_regex(opening)}/")
         rest = " | ".join(self._call(tool, before=self._written.before, without=opening) for tool in tools)
         return f"{text} | {head} ({rest}) {ending}"
@@ -161,7 +153,7 @@ class _Grammar:
         return token or (whole if whole.startswith("{") else whole[: whole.index(">") + 1])
 
     def _in_channels(self, answer: str, choice: ToolChoice, content: str | None) -> str:
-        """Return an answer of gpt-oss: reasoning in its channel, then a call, or a text in the last channel."""
+        """Return an answer of gpt-oss: reasoning in its channel, then a call, or a text in the channel `final`."""
         thought = self._rule(
             "thought",
             f"{self._text('<|channel|>analysis<|message|>')} {TEXT} {self._text('<|end|><|start|>assistant')}",
@@ -184,7 +176,7 @@ class _Grammar:
         return " ".join(element for _, element in self._elements(text))
 
     def _elements(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yield the parts of a text, and the elements that match them."""
+        """Yield each part of a text, and the element that matches it."""
         while text:
             places = [(at, -len(token), token) for token in self._tokens if (at := text.find(token)) >= 0]
             at, _, token = min(places, default=(len(text), 0, ""))
@@ -248,7 +240,7 @@ class _Grammar:
 
     def _sequence(self, elements: Sequence[tuple[str, bool]], separator: str) -> str:
         """Add a rule for elements (text, is required) in this order, with a separator between two; return its name."""
-        # No separator precedes the first element that is present.
+        # Each alternative begins with a different element, because no separator precedes the first element.
         ways = []
         for i, (element, is_required) in enumerate(elements):
             after = (f"({separator} {each}){'' if needs else '?'}" for each, needs in elements[i + 1 :])
@@ -271,7 +263,7 @@ class _Grammar:
         return " ".join(f"({element}){'' if needs else '?'}" for element, needs in found)
 
     def _value(self, schema: Any, root: Any, after: str) -> str:
-        """Return the elements that match a value and the text `after` it. If `after` is "", the value is in Python."""
+        """Return the elements that match a value and the text `after` it. If `after` is "", use Python's syntax."""
         plain, types = _plain(schema, root), types_in(schema, root)
         if not after:
             return self._python(plain, types)

@@ -37,7 +37,7 @@ KEPT, KEEPING = "per_layer_model_proj", (*MIXES, "f16", "bf16")
 # llama.cpp has a separate rule for "70B" models: models of these architectures with 80 layers. A model of "llama" must
 # also have grouped-query attention.
 LARGE, LARGE_LAYERS = ("llama", "qwen2"), 80
-# llama.cpp has separate rules for models with 8 experts, such as Mixtral 8x7B.
+# llama.cpp has separate rules for models with this number of experts, such as Mixtral 8x7B.
 FEW_EXPERTS = 8
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _VALUES = re.compile(r"attn_(v|qkv)\.weight$")
@@ -72,18 +72,12 @@ class Choice:
 def types_of(
     parts: Mapping[str, Part], metadata: Mapping[str, object], conversion: Conversion
 ) -> dict[str, Choice | None]:
-    """Return the new types of all tensors by name; None for a tensor that is not converted.
-
-    Args:
-        parts: the tensors of the source.
-        metadata: the GGUF metadata.
-        conversion: the requested types.
-    """
+    """Return the new types of all tensors by name; None for a tensor that is not converted."""
     mix = Mix(parts, metadata, conversion.quant) if conversion.quant in MIXES else None
     found: dict[str, Choice | None] = {}
-    for name in sorted(parts, key=_in_layers):
+    for name in sorted(parts, key=lambda name: (_layer(name), name)):  # llama.cpp's order
         kind = kind_of(name, len(parts[name].shape))
-        # `Mix.type_of` counts the matrices of each kind, so call it for every matrix, in llama.cpp's order.
+        # `Mix.type_of` counts the matrices of each kind, so call it for every matrix.
         mixed = mix.type_of(name) if mix is not None and kind is not None else None
         is_plain_table = name == TABLE and f"{HEAD}.weight" in parts
         given = None if is_plain_table else conversion.given(layer_type(name))
@@ -93,10 +87,7 @@ def types_of(
 
 
 def kind_of(name: str, n_dims: int) -> str | None:
-    """Return the layer type of a tensor that may be converted: a matrix, or a layer's expert matrices stacked in 3-D.
-
-    Return None for tensors that are never converted.
-    """
+    """Return the layer type of a matrix, or of expert matrices stacked in 3-D; None if they are never converted."""
     kind = layer_type(name)
     if n_dims != (3 if kind.endswith("_exps") else 2) or not name.endswith(".weight"):
         return None
@@ -174,8 +165,3 @@ class Mix:
 def _layer(name: str) -> int:
     found = _LAYER.match(name)
     return int(found[1]) if found else -1
-
-
-def _in_layers(name: str) -> tuple[int, str]:
-    """Return the sort key of a tensor in llama.cpp's order: by layer, then by name."""
-    return _layer(name), name

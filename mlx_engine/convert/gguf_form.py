@@ -33,7 +33,7 @@ from mlx_engine.weights.model import architecture_of, open_model
 from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.stored import TensorLayout
 
-# Endings of the names of tensors that llama.cpp requires in float32, although some of them are matrices.
+# Name endings of tensors that llama.cpp requires in float32, although some are matrices, such as the router.
 FLOATS = (
     "position_embd.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight", ".ssm_norm.weight", ".ssm_a", ".ssm_d",
     ".ffn_gate_inp.weight", ".bias",
@@ -60,9 +60,7 @@ class GGUFForm:
 
 
 def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
-    """Convert the model and the tokenizer of a Hugging Face folder.
-
-    Settings in `allow_settings` are dropped if they are not implemented.
+    """Convert a Hugging Face folder. Settings in `allow_settings` are dropped if they are not implemented.
 
     Raises:
         SourceError: there is no such folder, or a file is missing.
@@ -87,11 +85,7 @@ def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
 
 
 def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, Part]:
-    """Return the tensors of the file.
-
-    A tensor of the file may join several tensors of the model (rows or experts). The tensors of `plan.gguf_only` encode
-    settings.
-    """
+    """Return the tensors of the file, each of which may join several tensors of the model (rows or experts)."""
     rows: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
         rows.setdefault(tensor.stored("gguf").name, []).append(tensor)
@@ -105,7 +99,7 @@ def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
     tensors = sorted(tensors, key=lambda tensor: tensor.stored("gguf").place)
     stored = tensors[0].stored("gguf")
     shape = stored.shape(tensors[0].shape)
-    # llama.cpp requires floats for norms, biases and learned positions. Routers are never quantised.
+    # 1-D tensors are norms and biases, which llama.cpp requires in float32, too.
     is_float = len(shape) == 1 or stored.name.endswith(FLOATS)
     type_ = checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
     type_ = F32 if is_float or stored.is_shifted else group_weight.GGUF if type_ == group_weight.MLX else type_
@@ -152,7 +146,7 @@ def check_same(where: str, config: Any, again: Any, format_: str, *, ignored: Se
             raise UnsupportedConfigError(where=where, key=name, expected=expected, found=getattr(config, name))
 
 
-# GGUF keys for end tokens in addition to `eos`; they are written for end tokens that readers do not find by their text.
+# GGUF keys for end tokens besides `eos`; used for those that readers of GGUF do not recognise by their text.
 MORE_ENDS = ("eot", "eom")
 
 
@@ -173,8 +167,8 @@ def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
 def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
     """Return the vocabulary with the token types that GGUF needs for added tokens.
 
-    Readers of GGUF find an added token wherever it occurs in unnormalised text. Raise TokenizerError if the tokenizer
-    has further conditions on an added token, or searches for a token with U+2581 in normalised text.
+    Readers of GGUF find an added token anywhere in unnormalised text. Raise TokenizerError if the tokenizer has further
+    conditions on an added token, or searches for a token with U+2581 in normalised text.
     """
     types = vocabulary.types.copy()
     for added in file["added_tokens"]:
@@ -224,7 +218,7 @@ def _roles(vocabulary: Vocabulary) -> dict[str, object]:
 
 
 def _with_ends(vocabulary: Vocabulary, metadata: dict[str, object]) -> dict[str, object]:
-    """Read the metadata back, and add keys for end tokens that were not recognised."""
+    """Add keys for the end tokens that reading the metadata back does not find."""
     known = from_gguf(metadata, where=vocabulary.where).eog_ids
     missed = sorted(i for i in vocabulary.eog_ids - known if i < len(vocabulary.tokens))
     if len(missed) > len(MORE_ENDS):
@@ -332,8 +326,7 @@ def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Seq
         TokenizerError: SPM would produce a token that the merges do not produce.
     """
     ids = {tokens[i]: i for i in normal}
-    # Only merges among normal tokens count: tokens of other types are matched before merging, or never produced from
-    # plain text.
+    # Only merges among normal tokens count: other tokens are matched before merging, or never come from plain text.
     ranks = {pair: rank for rank, pair in enumerate(merges) if all(text in ids for text in (*pair, "".join(pair)))}
     last = {i: last_step(token, ranks) for token, i in ids.items() if len(token) > 1}
     for i, rank in last.items():
@@ -342,8 +335,8 @@ def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Seq
                 f"{where}: expected merges that produce {tokens[i]!r:.40} (id {i:,}) from its text, found none; GGUF's "
                 "scores would produce it; quantise the folder on load instead, with --quant"
             )
-    # Scores are float32, which is exact up to 2**24. Ranks of merges may be larger than that, but not the number of
-    # tokens, so the score is the token's place in the order of ranks.
+    # Scores are float32, exact up to 2**24. Ranks of merges may be larger, but the number of tokens is not. So the
+    # score is the token's place in the order of ranks.
     made = sorted((rank, i) for i, rank in last.items() if rank is not None)
     places = {i: place for place, (_, i) in enumerate(made)}
     return [-float(places.get(i, len(made))) for i in range(len(tokens))]

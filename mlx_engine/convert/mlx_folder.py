@@ -105,12 +105,7 @@ def _read_back(checkpoint: Checkpoint, settings: Mapping[str, Any], config: Any)
 
 
 def to_json(tokenizer: Tokenizer, *, context_length: int) -> dict[str, str]:
-    """Return tokenizer.json, tokenizer_config.json and, if there is a template, chat_template.jinja.
-
-    Args:
-        tokenizer: the tokenizer of a GGUF file.
-        context_length: the number of tokens that the model was trained on.
-    """
+    """Return the texts of tokenizer.json, tokenizer_config.json and, if there is a template, chat_template.jinja."""
     vocabulary, core = tokenizer.parts()
     core.decoder = _decoder(vocabulary)
     if vocabulary.add_bos and vocabulary.bos_id is not None:
@@ -128,7 +123,7 @@ def to_json(tokenizer: Tokenizer, *, context_length: int) -> dict[str, str]:
 
 
 def _decoder(vocabulary: Vocabulary) -> Any:
-    """Return the decoder that Hugging Face tokenizers of the same kind (byte-level BPE or SPM) have."""
+    """Return the decoder of Hugging Face tokenizers of the same kind (byte-level BPE or SPM)."""
     if vocabulary.kind == "byte-level BPE":
         return decoders.ByteLevel()
     steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -152,8 +147,7 @@ def _config(vocabulary: Vocabulary, context_length: int) -> dict[str, object]:
 
 # Bytes of tensors per file, as in mlx-lm.
 SHARD_BYTES = 5 << 30
-# Files of a folder that are not copied: weights, files that the conversion writes, the README (it describes the
-# original), and hidden files.
+# Files that are not copied: weights, files that the conversion writes, the README of the original, and hidden files.
 NOT_COPIED = (
     "*.safetensors", "*.index.json", "*.bin", "*.gguf", "*.pth", "*.pt", "config.json", "README.md", ".*",
 )  # fmt: skip
@@ -253,10 +247,7 @@ def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:
 def forms_of(
     config: Mapping[str, Any], sizes: Any, tensors: Mapping[str, Tensor]
 ) -> dict[str, tuple[Tensor, TensorLayout]]:
-    """Return each tensor and its layout in the new folder, by GGUF name.
-
-    `config` is the new folder's config.json; `sizes` is the `Config` of the model.
-    """
+    """Return each tensor and its layout in the new folder, by GGUF name. `sizes` is the `Config` of the model."""
     model_type, n_experts = str(config.get("model_type")), int(getattr(sizes, "n_experts", 0))
     is_inner = "text_config" in config or model_type in INNER.values()
     how: dict[str, Any] = {"n_experts": n_experts, "is_inner": is_inner}
@@ -335,7 +326,7 @@ def _write_files(files: Mapping[str, str], target: Path) -> None:
 
 
 def _copy_others(source: Path, target: Path) -> None:
-    """Copy the tokenizer, the chat template and all other files except those that NOT_COPIED matches."""
+    """Copy the tokenizer and all other files except those that NOT_COPIED matches."""
     for file in sorted(source.iterdir()):
         if file.is_file() and not any(fnmatch(file.name, pattern) for pattern in NOT_COPIED):
             shutil.copyfile(file, target / file.name)
@@ -343,8 +334,7 @@ def _copy_others(source: Path, target: Path) -> None:
 
 # The kinds of layers that have separate rotary settings.
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
-# Architectures that mlx-lm has only as the text model of a multimodal model: the `model_type` of the multimodal model,
-# by that of the text model.
+# For text models that mlx-lm has only inside a multimodal model: the multimodal `model_type` by the text model's.
 INNER = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 GEMMA4 = ("gemma4", "gemma4_text")
 # Architectures for which mlx-lm reads the nested settings `rope_parameters` of transformers 5.
@@ -367,12 +357,8 @@ def config_for_mlx(
     `tie_word_embeddings` is always written, because its default for Llama is different in the two programs.
     transformers 5 nests the rotary settings in `rope_parameters`, which most models of mlx-lm 0.32 do not read: Llama's
     base would silently be 10,000. So rotary settings are written as in transformers 4, except for the architectures in
-    NESTED. In a multimodal model all this applies to the settings of the text model.
-
-    Args:
-        config: config.json of the original folder.
-        has_head: whether the folder has a matrix for the head.
-        known: the result of `ConfigBase.to_hf` for the text model; `config` may lack some of these settings.
+    NESTED. In a multimodal model all this applies to the settings of the text model. `known` is the result of
+    `ConfigBase.to_hf` for the text model; settings that `config` lacks are taken from it.
     """
     text, known = config.get("text_config"), known or {}
     if isinstance(text, Mapping):
@@ -457,7 +443,7 @@ HEADS_OF_SIZE = (
     "cohere", "gpt_neox", "granite", "granitemoehybrid", "internlm2", "internlm3", "lfm2", "mimo", "minicpm", "mixtral",
     "phi", "phi3", "qwen2", "qwen2_moe", "stablelm",
 )  # fmt: skip
-# Architectures for which mlx-lm has no list of layer types, only the interval between layers with full attention.
+# Architectures for which mlx-lm reads no list of layer types, only the interval between layers with full attention.
 BY_INTERVAL = ("gemma3", "gemma3_text", "qwen3_5", "qwen3_5_moe")
 # Architectures whose sliding window mlx-lm ignores.
 WITHOUT_WINDOW = ("gemma2", "phi3")
@@ -471,13 +457,7 @@ OTHERWISE = {
 
 
 def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> None:
-    """Check that mlx-lm can load a model.
-
-    Args:
-        where: the folder or file, for the error.
-        model_type: `model_type` of config.json.
-        config: the `Config` of the model.
-        has_head: whether the model has a matrix for the head.
+    """Check that mlx-lm can load a model; `where` names the model in the error.
 
     Raises:
         ModelError: mlx-lm cannot load the model, or ignores one of its settings. `notes_on` lists the differences for
@@ -504,7 +484,7 @@ def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> 
 
 
 def _gpt2(config: Any, *, has_head: bool) -> str | None:
-    """Return a text with what mlx-lm expects of a GPT-2 and what was found; None if mlx-lm supports the model."""
+    """Return what mlx-lm expects of a GPT-2 or GPT-NeoX and what was found; None if mlx-lm supports the model."""
     size = 4 * config.hidden_size
     if config.intermediate_size != size:
         return f"an FFN of {size:,}, 4 times the hidden size, found {config.intermediate_size:,}"
@@ -512,11 +492,7 @@ def _gpt2(config: Any, *, has_head: bool) -> str | None:
 
 
 def _layers(model_type: str, config: Any) -> str | None:
-    """Return a text with the order of layers that mlx-lm expects and what was found; None if the order is supported.
-
-    For the architectures in BY_INTERVAL mlx-lm reads only the interval between layers with full attention. For gpt-oss
-    mlx-lm requires layers of both kinds.
-    """
+    """Return the order of layers that mlx-lm expects and what was found; None if mlx-lm supports the order."""
     if model_type in BY_INTERVAL:
         kinds = getattr(config, "kinds", None)
         is_other = [kind == DELTA for kind in kinds] if kinds else [window is not None for window in config.windows]

@@ -1,8 +1,8 @@
 """Make the tensors of a folder for MLX: choose name, form and type of each tensor, and convert it.
 
-The model's tensors are those with GGUF names (`weights/plan.py`). A tensor of the new folder may consist of several of
-them, such as Phi-3's fused queries, keys and values. If the source stores the tensor in the same form as mlx-lm, the
-tensor is read as a whole. If not, it is assembled from the model's tensors. Then it is converted to its new type.
+A tensor of the new folder may consist of several tensors of the model (`weights/plan.py`), such as Phi-3's fused
+queries, keys and values. If the source stores the tensor in mlx-lm's form, the tensor is read as a whole. If not, it is
+assembled from the model's tensors. Then it is converted to its new type.
 """
 
 from __future__ import annotations
@@ -44,12 +44,10 @@ _EXPERTS = "_exps"
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of the new folder.
+    """A tensor of the new folder, with its name and shape there.
 
     Attributes:
-        name: its name in the new folder.
         kind: its layer type, such as "attn_q"; "others" if it is never quantised.
-        shape: its shape in the new folder.
         type_before: its type before the conversion.
         type: its type in the new folder: `asked`, if `asked` is given and its group size divides the row length. If
             not, `type_before`; a block type of GGUF is then replaced by MLX's groups with the same values, or float32.
@@ -95,12 +93,8 @@ def parts_of(
 ) -> list[Part]:
     """Return the tensors of the new folder.
 
-    Args:
-        checkpoint: the model that is converted.
-        forms: the model's tensors and their layouts in the new folder, by GGUF name.
-        to: a key of `TARGETS`.
-        layers: types that override `to`: a key of `TARGETS`, or "keep" to keep the values. The keys are layer types,
-            groups of layer types (`GROUPS`), and "token_embd", the embedding table.
+    `forms` has the model's tensors with their layouts in the new folder. For `to` and `layers`, see
+    `mlx_folder.to_mlx_folder`.
 
     Raises:
         OptionError: `layers` requests different types for matrices that the new folder stores as one matrix.
@@ -135,8 +129,8 @@ def _part(
 def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
     """Return the type of a tensor of the new folder before its conversion.
 
-    Return F32 if the model's tensors that it consists of have several types. Return F32, too, if its values must be
-    computed: the new folder stores shifted values (`TensorLayout.is_shifted`), and the source has another layout.
+    The type is F32 if the model's tensors in `held` have several types, or if the values must be computed: the new
+    folder stores shifted values (`TensorLayout.is_shifted`), and the source has another layout.
     """
     types = {checkpoint.weight(tensor.stored(checkpoint.naming).name).type for tensor, _ in held}
     if len(types) > 1 or (held[0][1].is_shifted and not _is_as_stored(checkpoint, held)):
@@ -164,14 +158,9 @@ def _before(checkpoint: Checkpoint, held: Held) -> Weight:
 
 
 def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], *, tied: bool) -> str:
-    """Return the type that is requested for a matrix: a key of TARGETS or "keep".
+    """Return the type that is requested for a matrix of the new folder: a key of TARGETS or "keep".
 
-    Args:
-        name: the matrix's name in the new folder.
-        kinds: the layer types of the model's matrices that it consists of.
-        to: the type, unless `layers` has another one.
-        layers: as in `parts_of`.
-        tied: whether the head is tied to the embedding table.
+    `kinds` are the layer types of the model's matrices that make up the matrix.
     """
     found = set[str]()
     for kind in kinds:
@@ -195,8 +184,7 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")
 # mlx-lm's names of the up and down matrices, for experts that have no gate.
 _WITHOUT_GATE = {"up": "fc1", "down": "fc2"}
-# The experts' module within the name of a tensor in a folder. The text before the match names the module around the
-# experts.
+# The module of the experts in the name of a tensor in a folder. The text before the match names the module around it.
 _EXPERT_LIST = re.compile(r"\.(?:experts|switch_mlp|(?:in|out)put_linear)\.")
 _DENSE = re.compile(r"\.ffn_(gate|up|down)\.weight")
 _SHARED = ".shared_mlp."
@@ -210,11 +198,7 @@ _GPT2 = re.compile(r"^(?:transformer\.|model\.)?")
 def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: bool = False) -> TensorLayout:
     """Return the layout of a tensor in a folder that mlx-lm writes.
 
-    Args:
-        tensor: a tensor of the model.
-        model_type: `model_type` of the folder's config.json.
-        n_experts: the number of experts in each layer.
-        is_inner: whether the model is the text model of a multimodal model, `language_model` in mlx-lm.
+    `is_inner` says whether the model is the text model of a multimodal model, `language_model` in mlx-lm.
     """
     stored = tensor.stored("hf")
     expert, dense = _EXPERT.search(tensor.name), _DENSE.search(tensor.name)
@@ -248,8 +232,7 @@ TARGETS: dict[str, int | str] = {
     **{f"mlx-{bits}bit": bits for bits in AFFINE_BITS},
     **{f"mlx-{mode}": mode for mode in FIXED},
 }
-# As in mlx-lm, scales and biases of stored F16 or BF16 weights get the weights' type. Those of all other weights get
-# float32.
+# As in mlx-lm, scales and biases of F16 and BF16 weights get the weights' type; those of all other weights, float32.
 HALVES = ("F16", "BF16")
 
 
@@ -283,7 +266,7 @@ def quantize(stored: Weight, type_: GroupType) -> GroupWeight:
 
 
 def _values(stored: Weight, step: int) -> Iterator[mx.array]:
-    """Yield `step` rows at a time as MLX arrays: F16 and BF16 weights in their own type, all others in float32."""
+    """Yield `step` rows at a time as MLX arrays."""
     rows, columns = stored.shape
     if stored.type.name in _DTYPES:
         storage, dtype = _DTYPES[stored.type.name]

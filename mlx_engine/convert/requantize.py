@@ -43,10 +43,7 @@ class Line:
 
     Attributes:
         kind: the layer type, such as "attn_q"; "others" for tensors that are never converted.
-        count: number of tensors.
         types: number of tensors of each new type.
-        bytes_in: bytes before the conversion.
-        bytes_out: bytes after the conversion.
         n_values: number of values, converted or not.
         squares: sum of the squared errors; values that are not converted have no error.
         power: sum of the squares of the converted values, before the conversion.
@@ -104,7 +101,7 @@ class Pending:
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """Convert the tensor, add it to the totals, and return its bytes.
+        """The bytes of the converted tensor.
 
         Raises:
             FormatError: a value is NaN, infinite or too large for the new type.
@@ -189,7 +186,7 @@ def requantize(
 
 
 def _is_in(folder: Path, target: Path) -> bool:
-    """Return whether a target is a file of a folder, other than a GGUF file; raise SourceError if this is not known."""
+    """Return whether `target` is a file of `folder`, but no GGUF file; raise SourceError if `folder` is unreadable."""
     try:
         files = [file for file in folder.iterdir() if file.suffix != ".gguf" and file.exists()]
         return any(file.samefile(target) for file in files)
@@ -280,7 +277,6 @@ class Matrix:
     """A matrix to convert.
 
     Attributes:
-        name: its name.
         columns: the number of weights in a row.
         nbytes: the bytes of the matrix in the source.
         asked: the requested type.
@@ -301,10 +297,7 @@ class Matrix:
 def check_mixed(matrices: Sequence[Matrix], note: Callable[[str], None], *, allow_mixed: bool) -> None:
     """Report the matrices whose row length is not a multiple of the requested type's block size.
 
-    Args:
-        matrices: all matrices to convert.
-        note: called with a line for each such matrix, and a line with their number and fraction of the bytes.
-        allow_mixed: do not raise the error below.
+    `note` is called with a line for each such matrix, and a line with their number and fraction of the bytes.
 
     Raises:
         OptionError: `allow_mixed` is not set, and more than half of the bytes are in matrices without `is_small`.

@@ -72,11 +72,8 @@ class Group(ABC):
     def receive(self, shape: Sequence[int], dtype: Any, rank: int) -> Any:
         """Wait for the next array from a neighbour, and return it.
 
-        Args:
-            shape: the shape of the array that was sent.
-            dtype: the type of the array that was sent: a NumPy type to get a NumPy array, or an MLX type to get an MLX
-                array.
-            rank: the neighbour.
+        The array must have been sent with this shape and type. Give a NumPy type to get a NumPy array, or an MLX type
+        to get an MLX array.
 
         Raises:
             DistributedError: the connection was lost.
@@ -199,12 +196,7 @@ def launched() -> bool:
 
 
 def gather_values(group: Group, value: Any) -> list[Any]:
-    """Return the values of all ranks, in rank order. All ranks must call this function.
-
-    Args:
-        group: the ranks.
-        value: this rank's value, which JSON must be able to encode.
-    """
+    """Return the values of all ranks, in rank order, sent as JSON. All ranks must call this function."""
     data = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
     sizes = group.gather(np.array(data.size, dtype=np.int64)).tolist()
     padded = np.zeros(max(sizes), dtype=np.uint8)
@@ -223,15 +215,15 @@ def released() -> Iterator[None]:
     """Return a context that, on Linux, releases the pages of the ring's buffers that are allocated inside it.
 
     MLX's ring allocates 32 MiB of buffers per rank, filled with zeros, for `all_sum`, which `Ring` never calls.
-    Releasing their pages frees this memory. It is safe: a released page is zero again when it is next read. Pages are
-    released only if exactly one new mapping has the size of the buffers, and all its bytes are zero.
+    Releasing their pages is safe: a released page is zero again when it is next read. Pages are released only if
+    exactly one new mapping has the size of the buffers, and all its bytes are zero.
     """
     before = _mappings()
     yield
     new = [(start, end) for start, end in _mappings() - before if end - start == RING_BUFFERS + mmap.PAGESIZE]
     if len(new) != 1:
         return
-    first = new[0][0] + mmap.PAGESIZE  # the first page has the header
+    first = new[0][0] + mmap.PAGESIZE
     if not np.ctypeslib.as_array((ctypes.c_uint64 * (RING_BUFFERS // 8)).from_address(first)).any():
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(RING_BUFFERS), mmap.MADV_DONTNEED)
 
