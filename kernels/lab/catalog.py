@@ -74,7 +74,7 @@ class Entry:
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel that is launched."""
+        """The kernel's text."""
         kernel: Kernel = self.module.KERNEL
         return kernel
 
@@ -102,7 +102,7 @@ class Entry:
 
     @cached_property
     def n_cases(self) -> int:
-        """The number of cases (launches) of a check."""
+        """The number of launches of a check."""
         return len(cases(self.name))
 
     def cases(self) -> list[Case]:
@@ -110,7 +110,7 @@ class Entry:
         return [Case(case.label, case.launch(), case.expected) for case in cases(self.name)]
 
     def typical(self) -> Launch:
-        """Return the launch with the largest arrays: MLX passes arrays of fewer than eight elements as `constant`."""
+        """Return the launch with the largest arrays: fewer than eight elements would change the address space."""
         return max((case.launch() for case in cases(self.name)), key=lambda launch: sum(x.size for x in launch.inputs))
 
     def metal_text(self) -> str:
@@ -166,11 +166,7 @@ def entries() -> list[Entry]:
 
 
 def entry(name: str) -> Entry:
-    """Return a kernel by name.
-
-    Raises:
-        KeyError: no kernel has this name.
-    """
+    """Return a kernel by name; raise KeyError if there is none."""
     if name not in _ABOUT:
         raise KeyError(name)
     return Entry(name)
