@@ -1,7 +1,7 @@
 """Generate the signature that MLX writes for a `metal_kernel`, from names, arrays and template arguments.
 
 The text equals the output of MLX's generator byte for byte; the tests compare both. As in MLX, a thread attribute, or a
-shape such as `x_shape`, becomes a parameter if its name occurs in the body, even in a comment. The header does not count.
+shape such as `x_shape`, becomes a parameter if its name occurs in the body, even in a comment; the header is ignored.
 
 Source: `write_signature` and `metal_kernel` in mlx/backend/common/metal_kernel.cpp,
 https://github.com/ml-explore/mlx/blob/846d17622/mlx/backend/common/metal_kernel.cpp

@@ -26,8 +26,7 @@ from .check import EPSILON, compare
 from .experiment import Experiment
 from .run import counted, promise, run
 
-# Results are compared with the reference if the inputs have at most this number of elements. For more elements the
-# reference in float64 takes longer than the measurement.
+# With more input elements, results are not compared with the float64 reference, which takes longer than a measurement.
 MOST_CHECKED = 1 << 25
 
 
@@ -133,7 +132,7 @@ def bench(
     Launches are submitted together, and a GPU may overlap the end of one launch with the start of the next. So the time
     per launch is a measure of throughput, not the latency of a single launch.
 
-    `sizes` are those of the axes, such as {"N": 4096, "K": 1024}, and `dtype` is the type that T stands for. The default
+    `sizes` are those of the axes, such as {"N": 4096, "K": 1024}; `dtype` is the type that T stands for. The default
     `executor` is the machine's GPU, "metal" or "cuda"; "emulator" counts operations instead.
 
     Raises:
@@ -304,7 +303,7 @@ NOMINAL = {
     "Apple M5 Max": 614.0,
 }
 
-# The number of bytes that the kernel `READ` reads.
+# Bytes that `READ` reads.
 READ_BYTES = 64 << 20
 
 READ = Experiment(

@@ -125,15 +125,9 @@ class Entry:
 def check_entries(
     every: Sequence[Entry], executor: ExecutorName, orders: Orders, progress: Progress | None = None
 ) -> list[Verdict]:
-    """Check kernels in all shapes. CUDA's rules are checked, too, because the backend `cuda` uses the same kernels.
+    """Check kernels in all shapes. In the emulator, later kernels are compiled while earlier kernels run.
 
-    In the emulator, later kernels are compiled while earlier kernels run.
-
-    Args:
-        every: the kernels.
-        executor: the executor.
-        orders: the seeds and the emulator's builds; its lanes and suffixes are replaced.
-        progress: called after each shape with the number of finished shapes and the number of all shapes.
+    The lanes and suffixes of `orders` are replaced by CUDA's rules, because the backend `cuda` uses the same kernels.
     """
     orders = replace(orders, lanes="all", suffixes=True)
     total, done, verdicts = sum(entry.n_cases for entry in every), 0, list[Verdict]()
