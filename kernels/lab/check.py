@@ -65,8 +65,7 @@ class Verdict:
             `Experiment.magnitude`.
         failures: the wrong shapes, the smallest first.
         notes: possible mistakes that the emulator found.
-        seconds: duration, including compilation.
-        compile_seconds: duration of compilation.
+        seconds: duration, including compilation (`compile_seconds`).
         again: Python code that runs only the shape of `clearest`.
     """
 
@@ -125,8 +124,7 @@ def where(failure: Failure) -> str:
 
 DTYPES = ("float32", "float16")
 EPSILON = 2.0**-23  # float32's
-# A check stops after this number of wrong shapes. The first MOST_FAILURES shapes are compiled and run before the rest
-# are compiled, because most new kernels are wrong.
+# A check stops after this number of wrong shapes.
 MOST_FAILURES = 4
 # If a kernel compares numbers, this number of shapes also runs with many equal numbers.
 TIED_SHAPES = 4
@@ -349,8 +347,7 @@ def check_cases(
 def compile_cases(cases: Sequence[Case], orders: Orders) -> float:
     """Compile the cases together; return the seconds.
 
-    The code is not optimised: cases run only a few times on small arrays, so optimisation would take more time than it
-    saves.
+    The code is not optimised: for a few runs on small arrays, optimisation would take longer than it saves.
     """
     started = time.perf_counter()
     # A case that does not compile raises again when it runs.
