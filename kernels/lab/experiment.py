@@ -65,8 +65,8 @@ class Experiment:
             shorter type.
         init_value: initial value of outputs.
         atomic_outputs: whether the outputs are atomic; their last bits may then depend on the order of threads.
-        lanes: which lanes must take part in SIMD-group operations: "active", any lanes, as in Metal; "all", all lanes,
-            as CUDA requires.
+        lanes: "all" if all lanes must take part in SIMD-group operations, as CUDA requires; "active" if not, as in
+            Metal.
         suffixes: whether floating-point literals must have a suffix, as CUDA requires.
         sizes: default of the argument `sizes` of `check`; if both are None, `ragged` chooses shapes.
         least: smallest sizes of axes, if larger than 1, such as {"N": 4}.
@@ -148,7 +148,7 @@ class Experiment:
 
     @cached_property
     def kernel(self) -> Kernel:
-        """The kernel; a matrix of a type in `SPLIT` is two inputs."""
+        """The kernel's text and the names of its arrays."""
         given, made = self.arrays
         return Kernel(
             self.name,

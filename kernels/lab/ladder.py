@@ -222,8 +222,8 @@ def _parameters(launch: Launch) -> Row:
 def _stock(x: mx.array, weight: Q8_0Matrix) -> Row:
     """Measure MLX's product with the same weights.
 
-    With float32 scales and biases, MLX reads 40 bytes per 32 weights. The rate counts only Q8_0's 34 bytes, so that
-    rates compare as times do.
+    With float32 scales and biases, MLX reads 40 bytes per 32 weights. The rate counts only the 34 bytes of Q8_0, so
+    twice the rate of another kernel means half its time.
     """
     scales = weight.ws.astype(mx.float32)
     biases = -128 * scales

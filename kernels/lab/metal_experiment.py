@@ -59,13 +59,13 @@ class MetalLaunch:
     def run(
         self, *, trace: tuple[str, int] | None = None, suffixes: bool = False, **options: Any
     ) -> list[mx.array | np.ndarray[Any, Any]]:
-        """Run the launch and return the outputs. `options` are those of a call of the kernel.
+        """Run the launch and return the outputs.
 
         Args:
             trace: an output's name and the flat index of an element. After a run in the build "races", the kernel's
                 `statistics.writer` has the thread that wrote the element last.
             suffixes: ignored, because a .metal file is not translated to CUDA.
-            options: `seed`, `build`, `lanes`, ...
+            options: options of a call of the kernel: `seed`, `build`, `lanes`, ...
         """
         traced = None
         if trace is not None:
