@@ -110,7 +110,7 @@ class Entry:
         return [Case(case.label, case.launch(), case.expected) for case in cases(self.name)]
 
     def typical(self) -> Launch:
-        """Return the launch with the largest arrays: fewer than eight elements would change the address space."""
+        """Return the launch with the largest arrays, because MLX passes arrays of under 8 elements as `constant`."""
         return max((case.launch() for case in cases(self.name)), key=lambda launch: sum(x.size for x in launch.inputs))
 
     def metal_text(self) -> str:

@@ -395,7 +395,7 @@ def _raised(case: Case, seed: int | None, build: str | None, error: Exception) -
 
 
 def _wrong(case: Case, seed: int | None, build: str | None, wrong: Wrong, undefined: str, orders: Orders) -> Failure:
-    """Return the failure for a wrong value. If another build finds the cause, the text begins with the cause."""
+    """Return the failure for a wrong value. If another build finds a possible cause, the text begins with it."""
     if build is None:
         return Failure(case.label, seed, build, wrong.text)
     error, causes = _causes(case.launch, orders, wrong)
