@@ -1,10 +1,9 @@
-"""Write files safely: drafts, which are renamed when complete, and the cache folder of compiled kernels.
+"""Write files safely through drafts, and find a safe cache folder for compiled kernels.
 
 A draft is a temporary file or folder beside its target path; it is renamed to the target when it is complete. The
-process that writes a draft locks it. The system releases the lock when the process ends, even by a crash. So if another
-process can lock a draft, the draft's writer is dead, and the next process that writes to the same folder removes the
-draft. On file systems without locks, drafts of dead processes remain. Process ids in names would not work: ids are
-reused, and differ in containers.
+process that writes a draft locks it. The system releases the lock when the process ends, even by a crash. So a draft
+that can be locked is left over from a dead process. The next process that writes to the same folder removes this draft.
+On file systems without locks, such drafts remain. (Process ids in names would not work: ids are reused.)
 
 The files of the cache folder are executed, so other users must not be able to write them.
 """
@@ -34,11 +33,7 @@ ENDING = ".mlx_engine.part"
 def draft(target: Path, *, is_folder: bool = False) -> Iterator[Path]:
     """Create an empty hidden file or folder beside `target`, for the caller to fill and then move to `target`.
 
-    A draft that the caller has not moved is removed at the end. Drafts of dead processes in the same folder are
-    removed first.
-
-    Raises:
-        OSError: the draft cannot be created.
+    On exit, a draft that the caller has not moved is removed. Raise OSError if the draft cannot be created.
     """
     remove_dead(target.parent)
     path, lock = _created(target, is_folder)
@@ -50,7 +45,7 @@ def draft(target: Path, *, is_folder: bool = False) -> Iterator[Path]:
 
 
 def remove_dead(folder: Path) -> None:
-    """Remove the drafts of dead processes in a folder. Drafts of living processes are locked."""
+    """Remove the drafts of dead processes in a folder."""
     for path in drafts_in(folder):
         with contextlib.suppress(OSError):
             # O_NONBLOCK, because the path may be a named pipe, and opening a pipe would wait for a writer.
@@ -63,7 +58,7 @@ def remove_dead(folder: Path) -> None:
 
 
 def drafts_in(folder: Path) -> list[Path]:
-    """Return all drafts in a folder, including drafts that are being written."""
+    """Return all drafts in a folder, also of living processes."""
     try:
         return sorted(path for path in folder.glob(f".*{ENDING}") if not path.is_symlink())
     except OSError:
@@ -83,7 +78,7 @@ def _created(target: Path, is_folder: bool) -> tuple[Path, int]:
         else:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         _locked(lock)
-        # Another process may have found the draft unlocked and removed it as a dead process's draft. Then try again.
+        # Before the lock, another process may have removed the draft as that of a dead process. Then try again.
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(lock).st_ino:
                 return path, lock
@@ -91,7 +86,7 @@ def _created(target: Path, is_folder: bool) -> tuple[Path, int]:
 
 
 def _locked(descriptor: int) -> bool:
-    """Try to lock a file or a folder; return whether it is now locked."""
+    """Try to lock a file or a folder; return whether this succeeded."""
     if fcntl is None:
         return False
     try:
@@ -133,8 +128,7 @@ def _candidates(name: str, home: str, given: str | None) -> Iterator[Path]:
         yield Path(given)
     if Path(home).is_absolute():  # a relative path means that the home folder is unknown
         yield Path(home) / "mlx_engine" / name
-    # The name is fixed, so that later processes find the compiled files. `gettempdir` is called last, because it raises
-    # an error on systems without a temporary folder.
+    # `gettempdir` is called last, because it raises an error on systems without a temporary folder.
     yield Path(tempfile.gettempdir()) / f"mlx_engine-{name}-{_user()}"
 
 

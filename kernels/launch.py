@@ -4,12 +4,11 @@
 CPU. Within `with use(NAME)`, launches use the executor NAME; elsewhere they use the first of the three that this
 machine has.
 
-For `mx.fast.cuda_kernel`, a header (`cuda.cuh`) defines the Metal functions that the kernels use, and address spaces
-such as `device` are removed from the text. A macro could not remove them, because CUDA's own headers define
-`__device__` with the word `device`. Except for `prompt_product_tensors`, which needs Metal's tensors, the kernels use
-only features that Metal and CUDA share: threadgroups of one dimension, grids of whole threadgroups, arrays of one
-element instead of scalar arguments, shapes read one element at a time. A run on CUDA can reveal data races that the
-emulator misses; the speed on CUDA does not predict the speed on Metal.
+For CUDA, a header (`cuda.cuh`) defines the Metal functions that the kernels use, and address spaces such as `device`
+are removed from the text. (A macro could not remove them: CUDA's own headers use the word `device`.) Except for
+`prompt_product_tensors`, which needs Metal's tensors, the kernels use only features that Metal and CUDA share:
+threadgroups of one dimension, grids of whole threadgroups, arrays of one element instead of scalar arguments, shapes
+read one element at a time.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ class Launch:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The names of the outputs, in order."""
+        """The names of the outputs."""
         return self.kernel.output_names
 
     @property
     def atomic_outputs(self) -> bool:
-        """Whether the outputs are atomic, so that their last bits may depend on the order of threads."""
+        """Whether outputs are atomic, so that their last bits may depend on the order of threads."""
         return self.kernel.atomic_outputs
 
 
@@ -80,20 +79,10 @@ def launch(
     template: Template = (),
     init_value: float | None = None,
 ) -> list[mx.array]:
-    """Launch a kernel: `grid` threads, in groups of `threadgroup` threads.
+    """Launch a kernel: `grid` threads in total, in groups of `threadgroup` threads. Return the outputs.
 
-    Args:
-        kernel: the kernel.
-        inputs: one array per input name.
-        grid: total threads in each direction, multiples of `threadgroup`.
-        threadgroup: threads of one group in each direction.
-        output_shapes: one per output name.
-        output_dtypes: one per output name.
-        template: template parameters in the kernel's text, with their values (numbers or types).
-        init_value: initial value of the outputs. Without it they are uninitialised.
-
-    Returns:
-        The outputs. On a GPU they are lazy: errors of the kernel are raised when an output is evaluated.
+    On a GPU, outputs are lazy: errors of the kernel are raised when an output is evaluated. Without `init_value`,
+    outputs are uninitialised. `template` has the template parameters in the kernel's text, with their values.
 
     Raises:
         ValueError: the grid does not consist of whole threadgroups (CUDA would run too many threads in the last
@@ -126,20 +115,12 @@ def launch(
 
 
 def executor() -> ExecutorName:
-    """Return the executor of the next launch.
-
-    Raises:
-        ExecutorUnavailableError: this machine has none; the message has the reason for each executor.
-    """
+    """Return the executor of the next launch; raise ExecutorUnavailableError, with the reasons, if there is none."""
     return _chosen.get() or _default()
 
 
 def require(name: ExecutorName) -> None:
-    """Raise an error if this machine does not have an executor.
-
-    Raises:
-        ExecutorUnavailableError: the executor is unavailable; the message has the reason.
-    """
+    """Raise ExecutorUnavailableError, with the reason, if this machine does not have an executor."""
     reason = unavailable(name)
     if reason is not None:
         raise ExecutorUnavailableError(f"kernels cannot run on {name!r}: {reason}")
@@ -147,11 +128,7 @@ def require(name: ExecutorName) -> None:
 
 @contextmanager
 def use(name: ExecutorName) -> Iterator[None]:
-    """Choose the executor of launches within this context.
-
-    Raises:
-        ExecutorUnavailableError: this machine does not have this executor.
-    """
+    """Choose the executor of launches within this context; raise ExecutorUnavailableError if it is unavailable."""
     require(name)
     token = _chosen.set(name)
     try:
@@ -162,7 +139,7 @@ def use(name: ExecutorName) -> Iterator[None]:
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count the launches of each kernel within this context. An enclosing `counted` includes these launches, too."""
+    """Count the launches of each kernel within this context. An enclosing `counted` includes them."""
     counts: Counter[str] = Counter()
     outer = _counts.get()
     token = _counts.set(counts)
@@ -186,7 +163,7 @@ def planned() -> Iterator[list[Launch]]:
 
 
 def unavailable(name: ExecutorName) -> str | None:
-    """Return why an executor is unavailable; None if it is available."""
+    """Return why an executor is unavailable, or None if it is available."""
     if name not in EXECUTORS:
         raise ValueError(f"expected one of {', '.join(EXECUTORS)}, found {name!r}")
     if name == "metal":
@@ -201,7 +178,7 @@ def unavailable(name: ExecutorName) -> str | None:
 
 
 def executors() -> dict[ExecutorName, str | None]:
-    """Return each executor with the reason why it is unavailable, or None if it is available."""
+    """Return the result of `unavailable` for each executor."""
     return {name: unavailable(name) for name in EXECUTORS}
 
 
@@ -216,7 +193,7 @@ def _default() -> ExecutorName:
 
 @cache
 def built(kernel: Kernel, name: ExecutorName) -> Callable[..., list[mx.array]]:
-    """Return the executor's callable for this kernel. It is created once, because it holds compiled code."""
+    """Return the executor's callable for this kernel, created once because it holds compiled code."""
     if name == "cuda":
         return cuda_kernel(kernel)
     arguments: dict[str, Any] = {

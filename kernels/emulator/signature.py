@@ -1,8 +1,7 @@
 """Generate the signature that MLX writes for a `metal_kernel`, from names, arrays and template arguments.
 
 The text equals the output of MLX's generator byte for byte; the tests compare both. As in MLX, a thread attribute, or a
-shape such as `x_shape`, becomes a parameter if its name occurs in the body, even in a comment. Names that occur only in
-the header do not become parameters.
+shape such as `x_shape`, becomes a parameter if its name occurs in the body, even in a comment; the header is ignored.
 
 Source: `write_signature` and `metal_kernel` in mlx/backend/common/metal_kernel.cpp,
 https://github.com/ml-explore/mlx/blob/846d17622/mlx/backend/common/metal_kernel.cpp
@@ -90,7 +89,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Signature:
-    """The signature of an instantiation of a kernel: everything needed to generate its text and to call it."""
+    """The signature of an instantiation of a kernel."""
 
     function: str
     template: str  # the line `template <...>`, or ""
@@ -107,7 +106,7 @@ class Signature:
 
     @property
     def tail(self) -> str:
-        """The text after the body: the explicit instantiation of a template; "" for a kernel without template."""
+        """The text after the body: the explicit instantiation of the template, or "" without a template."""
         if not self.template:
             return ""
         whole = self.function + self.arguments
@@ -153,16 +152,7 @@ def signature(
     *,
     atomic_outputs: bool = False,
 ) -> Signature:
-    """Return the signature of a kernel.
-
-    Args:
-        name: name of the kernel.
-        source: the kernel's body.
-        inputs: name and properties of each input.
-        outputs: name and dtype of each output.
-        template: the template arguments.
-        atomic_outputs: whether outputs are `atomic<T>`.
-    """
+    """Return the signature of a kernel with the body `source`. `outputs` has the name and dtype of each output."""
     values = [argument.text for argument in template]
     named = [f"{argument.kind} {argument.name}" for argument in template]
     return Signature(

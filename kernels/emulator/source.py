@@ -27,10 +27,7 @@ class Part(NamedTuple):
 
 
 def unit(parts: Sequence[Part]) -> str:
-    """Return the text of a translation unit, in which the function `msl_entry_i` calls `parts[i]`.
-
-    A header that several kernels share occurs only once.
-    """
+    """Return the text of a unit, in which `msl_entry_i` calls `parts[i]`. Kernels share one copy of equal headers."""
     bodies = {source: with_suffixes(place_threadgroup_memory(source)) for source in {part.source for part in parts}}
     of_header: dict[str, list[str]] = {}
     for i, part in enumerate(parts):
@@ -45,7 +42,7 @@ def unit(parts: Sequence[Part]) -> str:
 
 
 def attributes() -> str:
-    """Return the text of C++ functions, each of which returns one attribute of a thread."""
+    """Return the text of a C++ function for each attribute of a thread."""
     functions = [
         f"MSL_FUNC {kind} {name}(const msl_thread& t, const msl_group& g) {{ return {value}; }}\n"
         for name, (kind, value) in ATTRIBUTES.items()
@@ -78,10 +75,7 @@ def _entry(index: int, function: str, signature: Signature) -> str:
 
 
 def place_threadgroup_memory(source: str) -> str:
-    """Return the body, in which threadgroup variables become references to memory of the runtime.
-
-    Line numbers do not change.
-    """
+    """Turn the body's threadgroup variables into references to the runtime's memory. Line numbers do not change."""
     pieces, last, ordinal = [], 0, 0
     for declared in threadgroup_declarations(source):
         pieces.append(source[last : declared.start])

@@ -29,14 +29,13 @@ _CAST = re.compile(r"\*\s*(?:const\s*)?\)|_cast\s*<")
 
 @cache
 def casts_pointers(text: str) -> bool:
-    """Return whether the text may cast a pointer to another type; accesses may then need more alignment."""
+    """Return whether the text may cast pointers, so that an access may need more alignment than a buffer's dtype."""
     return _CAST.search(code_only(text)) is not None
 
 
 _LARGEST = re.compile(r"\b(?:simd_|quad_|f)(?:max|min)\s*\(")
 _FLOAT = re.compile(r"\b(?:float|half|bfloat|float16_t|bfloat16_t|T)[234]?\b[\s*&]*(\w+)")
-# Matches a variable or array element as operand of a comparison or argument of max, min or clamp. NAMES stands for the
-# names of the variables and arrays.
+# A variable or array element, whose name is one of NAMES, as operand of a comparison or argument of max, min or clamp.
 _COMPARED = r"""
     (?:NAMES)\b(?:\[[^\]]*\])*\s*(?:[<>=!]=|[<>](?![<>]))
     | (?<![<>-])(?:[<>=!]=|[<>])\s*(?:NAMES)\b(?!\s*>)
@@ -82,7 +81,7 @@ def unsuffixed(text: str) -> Iterator[re.Match[str]]:
 
 
 def with_suffixes(text: str) -> str:
-    """Return the text with the suffix `f` at literals without a suffix, which are doubles in C++."""
+    """Append the suffix `f` to the literals that `unsuffixed` finds."""
     pieces, last = [], 0
     for literal in unsuffixed(text):
         pieces += [text[last : literal.end()], "f"]

@@ -54,8 +54,7 @@ AS_BLOCKS: dict[str, tuple[np.dtype[np.void], int]] = {
 STORED = (*SPLIT, *AS_BLOCKS)
 TYPES = (*FLOATS, *INTEGERS, "bool", CHOSEN, *STORED)
 
-# Names of types in other libraries and in Metal, such as "half". They are refused, because they would otherwise be
-# parsed as names of axes.
+# Names of types in other libraries and in Metal, such as "half". They would otherwise be parsed as names of axes.
 _MEANT = re.compile(
     r"(?:b|bf)?float(?:\d+(?:_t)?)?|half|double|u?(?:int|char|short|long)(?:\d+(?:_t)?)?|bool_|byte|size_t|"
     r"complex\d*|(?:f|fp|bf|u|i)\d+|[fi]?q\d_\w+"
@@ -67,7 +66,7 @@ _AXIS = re.compile(r"(\d+|[A-Za-z]\w*)((?:[*/]\d+)*)")
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of an array: a number or a name, then multiplications and divisions, such as "32", "N*2" or "K/32"."""
+    """The parsed length of an axis: a number or a name, then factors and divisors, such as "32", "N*2" or "K/32"."""
 
     text: str
     base: str
@@ -80,15 +79,11 @@ class Axis:
 
     @property
     def multiple(self) -> int:
-        """The product of the divisors, such as 32 for "K/32". The size of the named axis must be a multiple of it."""
+        """The product of the divisors, such as 32 for "K/32": K must be a multiple of 32."""
         return prod(factor for operator, factor in self.factors if operator == "/")
 
     def size(self, sizes: Sizes) -> int:
-        """Return the length of the axis.
-
-        Raises:
-            ValueError: the size is unknown, or not divisible.
-        """
+        """Return the length of the axis; raise ValueError if the named size is unknown or not divisible."""
         if self.name is not None and self.name not in sizes:
             raise ValueError(f"axis {self.text}: expected a size for {self.name}, found sizes for {', '.join(sizes)}")
         size = sizes[self.base] if self.name is not None else int(self.base)
@@ -101,7 +96,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Array:
-    """An array's name, type and axes. An array whose type is in `SPLIT` is passed to a kernel as two arrays."""
+    """An array's name, type and axes."""
 
     name: str
     type: str
@@ -118,7 +113,7 @@ class Array:
 
     @property
     def block(self) -> int:
-        """The number of columns of a block of a quantised type; 1 for other types."""
+        """Columns per block of a quantised type; 1 for other types."""
         return SPLIT[self.type].group if self.type in SPLIT else AS_BLOCKS.get(self.type, (None, 1))[1]
 
     @property
@@ -132,11 +127,7 @@ class Array:
 
 
 def parse(name: str, text: str, kernel: str) -> Array:
-    """Parse the description of an array: a type (float32 if none is given), then axes.
-
-    Raises:
-        ValueError: the text is not a description.
-    """
+    """Parse the description of an array, a type (default: float32) and axes; raise ValueError if it is invalid."""
     words = text.split()
     type_ = words.pop(0) if words and words[0] in TYPES else "float32"
     axes = []
@@ -156,7 +147,7 @@ def parse(name: str, text: str, kernel: str) -> Array:
 
 
 def dtype_of(type_: str, chosen: str) -> mx.Dtype:
-    """Return the MLX dtype of a type; `chosen` is the type that T stands for."""
+    """Return the MLX dtype of a type. T stands for `chosen`."""
     dtype: mx.Dtype = getattr(mx, "bool_" if type_ == "bool" else chosen if type_ == CHOSEN else type_)
     return dtype
 
@@ -203,7 +194,7 @@ def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], N
     """Return the arrays for the kernel, and the same values for a reference, in float64, int64 or bool.
 
     For a quantised type, `values` is a StoredMatrix (only types in `SPLIT`) or the blocks of a file, as a structured
-    array (rows, blocks) or as bytes (rows, bytes of a row). `chosen` is the type that T stands for.
+    array (rows, blocks) or as bytes (rows, bytes of a row).
     """
     if array.type in SPLIT:
         matrix = values if isinstance(values, StoredMatrix) else _split(array.type, np.asarray(values))
@@ -217,7 +208,7 @@ def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], N
 
 
 def _split(type_: str, values: NDArray[Any]) -> StoredMatrix:
-    """Repack a file's blocks; raise ValueError for MLX's types, which have no blocks in GGUF."""
+    """Repack a file's blocks; raise ValueError for MLX's types, which no GGUF file has."""
     functions = {"q8_0": split_q8_0, "q4_0": split_q4_0, "q4_k": split_q4_k, "q6_k": split_q6_k}
     if type_ not in functions:
         raise ValueError(

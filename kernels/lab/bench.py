@@ -26,8 +26,7 @@ from .check import EPSILON, compare
 from .experiment import Experiment
 from .run import counted, promise, run
 
-# Results are compared with the reference if the inputs have at most this number of elements. For more elements the
-# reference in float64 takes longer than the measurement.
+# With more input elements, results are not compared with the float64 reference, which takes longer than a measurement.
 MOST_CHECKED = 1 << 25
 
 
@@ -36,19 +35,15 @@ class Timing:
     """The measured time of a launch on a GPU.
 
     Attributes:
-        name: name of the kernel.
-        executor: the executor.
-        chip: the GPU.
         shape: the sizes of the axes.
         seconds: seconds per launch, the median of samples.
         nbytes: bytes of all inputs and outputs.
-        is_cold: whether caches were cold: all copies of the inputs together have at least `COLD_BYTES` bytes.
+        is_cold: whether caches were cold, see `are_cold`.
         nominal_gbs: the chip's specified memory bandwidth, if known.
         read_gbs: measured memory bandwidth of a kernel that only reads, on this chip.
-        stock_seconds: seconds of `mx.quantized_matmul` with the same values; None if the kernel is not a product with a
-            Q8_0 matrix.
-        wrong: description of the first wrong element (the time is then meaningless), or None. If the inputs have more
-            than `MOST_CHECKED` elements, the result is not checked, and `wrong` is None.
+        stock_seconds: seconds of `mx.quantized_matmul`, see `stock_product`.
+        wrong: description of the first wrong element (the time is then meaningless); None if there is none, or if the
+            result is not checked because the inputs have more than `MOST_CHECKED` elements.
     """
 
     name: str
@@ -65,7 +60,7 @@ class Timing:
 
     @property
     def gbs(self) -> float:
-        """Gigabytes per second: the bytes of inputs and outputs divided by the time."""
+        """Gigabytes of inputs and outputs per second."""
         return self.nbytes / self.seconds / 1e9
 
     def __str__(self) -> str:
@@ -91,10 +86,6 @@ class Counts:
     """Operation counts of a launch. They do not predict time.
 
     Attributes:
-        name: name of the kernel.
-        shape: the sizes of the axes.
-        threads: number of threads.
-        threadgroups: number of threadgroups.
         simd_operations: operations such as `simd_sum`, counted once per SIMD-group.
         barriers: barriers, counted once per threadgroup.
         threadgroup_bytes: bytes of threadgroup memory.
@@ -102,7 +93,7 @@ class Counts:
         weight_bytes: bytes per weight of the quantised inputs; without quantised inputs, bytes per element of the
             largest input.
         threads_per_output: threads per element of the outputs.
-        wrong: as in `Timing`.
+        shape, wrong: as in `Timing`.
     """
 
     name: str
@@ -141,11 +132,8 @@ def bench(
     Launches are submitted together, and a GPU may overlap the end of one launch with the start of the next. So the time
     per launch is a measure of throughput, not the latency of a single launch.
 
-    Args:
-        experiment: the kernel.
-        sizes: sizes of the axes, such as {"N": 4096, "K": 1024}.
-        dtype: the type that T stands for.
-        executor: "metal" or "cuda", by default the one that this machine has; "emulator" counts operations instead.
+    `sizes` are those of the axes, such as {"N": 4096, "K": 1024}; `dtype` is the type that T stands for. The default
+    `executor` is the machine's GPU, "metal" or "cuda"; "emulator" counts operations instead.
 
     Raises:
         ValueError: the experiment does not support the sizes.
@@ -191,8 +179,7 @@ def stock_product(
     """Return MLX's own product for an experiment `y (..., N) = x (..., K) @ w (N, K).T` with `w` in Q8_0, else None.
 
     The returned function takes the inputs of a launch, and returns a function without parameters that computes the
-    product. Scales and biases are converted to the type of x in advance, because otherwise MLX would convert them in
-    each call.
+    product. Scales and biases are converted to the type of x in advance; otherwise MLX would do this in each call.
     """
     given, made = experiment.arrays
     matrices = [array for array in given if array.type == "q8_0"]
@@ -242,11 +229,11 @@ def _counts(experiment: Experiment, launch: Launch, sizes: Sizes, shape: str, wr
 
 # ---- timing with cold caches: consecutive launches read different memory ----
 
-# The copies of a launch's inputs should together have at least this number of bytes, more than the caches of any chip
-# hold. A copy is then no longer in a cache when a launch reads it again.
+# A launch's inputs and their copies should together have at least this number of bytes, more than any chip's caches.
+# Then no cache still has a copy when a launch reads it again.
 COLD_BYTES = 256 << 20
 # The smallest and largest number of launches per sample. Fewer launches would not hide the time to submit the first
-# one. Each launch may have its own copy of the inputs, and more copies would take long to make.
+# one. More launches may need more copies of the inputs, which take long to make.
 LEAST_LAUNCHES, MOST_LAUNCHES = 8, 512
 # The smallest number of samples, and the smallest number of seconds that they take together.
 SAMPLES, SECONDS = 5, 0.25
@@ -266,12 +253,12 @@ def cold_inputs(inputs: Sequence[mx.array]) -> list[list[mx.array]]:
 
 
 def are_cold(sets: Sequence[Sequence[mx.array]]) -> bool:
-    """Return whether the sets together have at least `COLD_BYTES` bytes, more than any cache."""
+    """Return whether the sets together have at least `COLD_BYTES` bytes."""
     return sum(x.nbytes for inputs in sets for x in inputs) >= COLD_BYTES
 
 
 def copy_of(x: mx.array) -> mx.array:
-    """Return a copy of an array with memory of its own."""
+    """Return a copy with memory of its own."""
     if x.dtype == mx.bfloat16:
         return mx.array(np.array(x.astype(mx.float32))).astype(mx.bfloat16)
     return mx.array(np.array(x))
@@ -283,10 +270,7 @@ def seconds_per_launch(launch: Launch, sets: Sequence[list[mx.array]], executor:
 
 
 def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
-    """Return the seconds per call, the median of several samples.
-
-    A sample calls each function equally often, and evaluates the lazy arrays that the functions return.
-    """
+    """Return the seconds per call, the median of samples. A sample calls each function equally often."""
     rounds = -(-LEAST_LAUNCHES // len(calls))
     mx.eval([call() for call in calls])
     samples: list[float] = []
@@ -297,8 +281,7 @@ def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
     return statistics.median(samples)
 
 
-# Apple's specified GB/s by the device name that MLX reports; the largest value if a chip is sold with several
-# bandwidths.
+# Apple's specified GB/s by MLX's device name; the largest value if a chip is sold with several bandwidths.
 NOMINAL = {
     "Apple M1": 68.25,
     "Apple M1 Pro": 204.8,
@@ -320,7 +303,7 @@ NOMINAL = {
     "Apple M5 Max": 614.0,
 }
 
-# The number of bytes that the kernel `READ` reads.
+# Bytes that `READ` reads.
 READ_BYTES = 64 << 20
 
 READ = Experiment(
@@ -358,6 +341,6 @@ def nominal_gbs() -> float | None:
 
 @cache
 def read_gbs(executor: ExecutorName) -> float:
-    """Return the GB/s that the kernel `READ` reaches on this machine. It is measured once per process."""
+    """Return the GB/s that the kernel `READ` reaches on this machine."""
     launch, _ = READ.launch({"N": READ_BYTES // 4})
     return nbytes(launch) / seconds_per_launch(launch, cold_inputs(launch.inputs), executor) / 1e9

@@ -74,7 +74,7 @@ class Entry:
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel that is launched."""
+        """The kernel's text."""
         kernel: Kernel = self.module.KERNEL
         return kernel
 
@@ -102,7 +102,7 @@ class Entry:
 
     @cached_property
     def n_cases(self) -> int:
-        """The number of cases (launches) of a check."""
+        """The number of launches of a check."""
         return len(cases(self.name))
 
     def cases(self) -> list[Case]:
@@ -110,7 +110,7 @@ class Entry:
         return [Case(case.label, case.launch(), case.expected) for case in cases(self.name)]
 
     def typical(self) -> Launch:
-        """Return the launch with the largest arrays: MLX passes arrays of fewer than eight elements as `constant`."""
+        """Return the launch with the largest arrays, because MLX passes arrays of under 8 elements as `constant`."""
         return max((case.launch() for case in cases(self.name)), key=lambda launch: sum(x.size for x in launch.inputs))
 
     def metal_text(self) -> str:
@@ -125,15 +125,9 @@ class Entry:
 def check_entries(
     every: Sequence[Entry], executor: ExecutorName, orders: Orders, progress: Progress | None = None
 ) -> list[Verdict]:
-    """Check kernels in all shapes. CUDA's rules are checked, too, because the backend `cuda` uses the same kernels.
+    """Check kernels in all shapes. In the emulator, later kernels are compiled while earlier kernels run.
 
-    In the emulator, later kernels are compiled while earlier kernels run.
-
-    Args:
-        every: the kernels.
-        executor: the executor.
-        orders: the seeds and the emulator's builds; its lanes and suffixes are replaced.
-        progress: called after each shape with the number of finished shapes and the number of all shapes.
+    The lanes and suffixes of `orders` are replaced by CUDA's rules, because the backend `cuda` uses the same kernels.
     """
     orders = replace(orders, lanes="all", suffixes=True)
     total, done, verdicts = sum(entry.n_cases for entry in every), 0, list[Verdict]()
@@ -166,11 +160,7 @@ def entries() -> list[Entry]:
 
 
 def entry(name: str) -> Entry:
-    """Return a kernel by name.
-
-    Raises:
-        KeyError: no kernel has this name.
-    """
+    """Return a kernel by name; raise KeyError if there is none."""
     if name not in _ABOUT:
         raise KeyError(name)
     return Entry(name)

@@ -41,7 +41,6 @@ class Failure:
         shape: the sizes of the axes, and the type that T stands for.
         seed: seed of the order of threads, or on a GPU the number of the run; None if the mistake is that runs differ.
         build: the emulator's build that found the mistake; None on a GPU.
-        text: description of the mistake.
         findings: all mistakes of this run in the emulator.
         rank: 0 for the most specific text (an access out of bounds, or a kernel that did not run), the largest number
             for the least specific one (wrong values of unknown cause).
@@ -60,17 +59,13 @@ class Verdict:
     """The outcome of a check: true if all results were right. `print(verdict)` shows the mistakes.
 
     Attributes:
-        name: name of the kernel.
-        executor: the executor.
-        shapes: number of shapes.
         runs: number of runs with all seeds and builds.
         worst: the largest error found, in the unit of `bound`.
         bound: the largest accepted error. For an experiment, the unit is a float32 epsilon (2^-23) times
             `Experiment.magnitude`.
         failures: the wrong shapes, the smallest first.
         notes: possible mistakes that the emulator found.
-        seconds: duration, including compilation.
-        compile_seconds: duration of compilation.
+        seconds: duration, including compilation (`compile_seconds`).
         again: Python code that runs only the shape of `clearest`.
     """
 
@@ -129,8 +124,7 @@ def where(failure: Failure) -> str:
 
 DTYPES = ("float32", "float16")
 EPSILON = 2.0**-23  # float32's
-# A check stops after this number of wrong shapes. The first MOST_FAILURES shapes are compiled and run before the rest
-# are compiled, because most new kernels are wrong.
+# A check stops after this number of wrong shapes.
 MOST_FAILURES = 4
 # If a kernel compares numbers, this number of shapes also runs with many equal numbers.
 TIED_SHAPES = 4
@@ -146,7 +140,6 @@ class Case:
 
     Attributes:
         label: the sizes of the axes as text.
-        launch: the launch.
         expected: function that returns the expected outputs.
         arguments: arguments of `check`, as Python code, that run only this shape; "" if there is no experiment.
     """
@@ -167,7 +160,7 @@ class Orders:
     suffixes: bool = False
 
     def of(self, build: str | None) -> Sequence[int]:
-        """Return the seeds of a build. "races" runs with one seed only: it is slow, and finds races with every seed."""
+        """Return the seeds of a build: for "races" only one, because this build is slow, and any seed reveals races."""
         return self.seeds[:1] if build == "races" else self.seeds
 
 
@@ -192,25 +185,21 @@ def check(
     Args:
         experiment: the kernel.
         sizes: a list of shapes, [{"N": 33, "K": 64}]; or a list of sizes for each axis, {"N": [1, 33], "K": [64]}, to
-            run all combinations. The default is the experiment's `sizes`. If these are None, too, up to 25 shapes with
-            odd and edge-case sizes run.
+            run all combinations. The default is the experiment's `sizes`, or without these, up to 25 shapes that
+            `Experiment.ragged` chooses.
         dtypes: the types that T stands for.
         executor: "metal", "cuda" or "emulator"; by default the first of these that this machine has. A MetalExperiment
             runs only in the emulator.
         seeds: seeds of the orders of threads.
         builds: the emulator's builds. All find accesses out of bounds. "undefined" also finds undefined behaviour such
             as overflow; "races" also finds data races, and runs with the first seed only.
-        lanes: "active" or "all", instead of the experiment's `lanes`.
-        suffixes: replacement for the experiment's `suffixes`.
+        lanes: "active" or "all"; by default the experiment's `lanes`.
+        suffixes: True or False; by default the experiment's `suffixes`.
         progress: called after each shape with the number of finished shapes and the number of all shapes. By default, a
             progress bar is shown if stderr is a terminal.
 
-    Returns:
-        The verdict. Print it, or use it as a truth value.
-
     Raises:
-        ValueError: there is nothing to run, an argument is wrong, the sizes are not valid for the experiment, or the
-            reference returns a wrong shape.
+        ValueError: there is nothing to run, an argument is wrong, or the reference returns a wrong shape.
         ExecutorUnavailableError: the machine lacks the executor.
     """
     chosen = executor or ("emulator" if isinstance(experiment, MetalExperiment) else default_executor())
@@ -238,7 +227,7 @@ def check(
 
 @contextmanager
 def _shown(name: str, given: Progress | None) -> Iterator[Progress | None]:
-    """Yield the function that reports progress: `given`; or a progress bar if stderr is a terminal; or None."""
+    """Yield the function that reports progress: `given`, a progress bar if stderr is a terminal, or None."""
     if given is not None or not sys.stderr.isatty():
         yield given
         return
@@ -255,7 +244,7 @@ def _shown(name: str, given: Progress | None) -> Iterator[Progress | None]:
 def cases_of(
     experiment: Experiment, sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None, dtypes: Sequence[str]
 ) -> list[Case]:
-    """Return a case for each shape and type, the smallest shape first; then the cases with many equal numbers."""
+    """Return a case for each shape and type, the smallest first; then the cases with many equal numbers."""
     unknown = [dtype for dtype in dtypes if dtype not in FLOATS]
     if unknown or isinstance(dtypes, str):
         raise ValueError(f"check {experiment.name}: expected dtypes, a list of {', '.join(FLOATS)}, found {dtypes!r}")
@@ -265,8 +254,7 @@ def cases_of(
     made = [_case(experiment, one, dtype) for one in every for dtype in tried]
     if not experiment.compares:
         return made
-    # Equal numbers are likely only among many numbers, so large shapes are used. The largest shape is left out, because
-    # `ragged` usually adds it only to reveal indices of 16 bits.
+    # Equal numbers are likely only in large shapes. The largest one is left out: it usually tests only 16-bit indices.
     chosen = every[:-1][-TIED_SHAPES:] or every
     return made + [_case(experiment, one, tried[0], tied=True) for one in chosen]
 
@@ -274,7 +262,7 @@ def cases_of(
 def _every_size(
     name: str, sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None, default: Sequence[Sizes]
 ) -> list[Sizes]:
-    """Return all shapes that `sizes` stands for (see `check`), or the default shapes; the smallest first."""
+    """Return all shapes of `sizes` (see `check`), by default those of `default`, the smallest first."""
     if sizes is None:
         return sorted(default, key=lambda s: prod(s.values()))
     check_sizes(name, sizes)
@@ -298,7 +286,7 @@ def _metal_case(experiment: MetalExperiment, sizes: Sizes) -> Case:
 
 
 def _scale(value: NDArray[Any]) -> NDArray[Any]:
-    """Return an array with the shape of `value`, filled with the largest finite absolute number of `value`."""
+    """Return the largest finite absolute number of `value`, repeated in the shape of `value`."""
     return np.full(value.shape, np.max(np.abs(value), initial=0, where=np.isfinite(value)), np.float64)
 
 
@@ -326,8 +314,8 @@ def check_cases(
 ) -> Verdict:
     """Run the cases sequentially, until `MOST_FAILURES` of them are wrong.
 
-    The emulator compiles the cases together. With `wary` it compiles the first few cases separately: most kernels under
-    development are wrong, and then the other cases need not be compiled.
+    The emulator compiles the cases together. With `wary`, it compiles and runs the first `MOST_FAILURES` cases before
+    the others, because most new kernels are wrong.
     """
     if not cases or not orders.seeds or not orders.builds:
         raise ValueError(
@@ -357,10 +345,9 @@ def check_cases(
 
 
 def compile_cases(cases: Sequence[Case], orders: Orders) -> float:
-    """Compile the cases as one unit; return the seconds of compilation.
+    """Compile the cases together; return the seconds.
 
-    The code is not optimised: each case runs only a few times on small arrays, so optimisation would take longer than
-    it saves.
+    The code is not optimised: for a few runs on small arrays, optimisation would take longer than it saves.
     """
     started = time.perf_counter()
     # A case that does not compile raises again when it runs.
@@ -408,7 +395,7 @@ def _raised(case: Case, seed: int | None, build: str | None, error: Exception) -
 
 
 def _wrong(case: Case, seed: int | None, build: str | None, wrong: Wrong, undefined: str, orders: Orders) -> Failure:
-    """Return the failure for a wrong value. If another build finds a mistake, the text begins with this mistake."""
+    """Return the failure for a wrong value. If another build finds a possible cause, the text begins with it."""
     if build is None:
         return Failure(case.label, seed, build, wrong.text)
     error, causes = _causes(case.launch, orders, wrong)
@@ -421,7 +408,7 @@ def _wrong(case: Case, seed: int | None, build: str | None, wrong: Wrong, undefi
 
 
 def _run(launch: Launch | MetalLaunch, executor: ExecutorName, build: str | None, options: dict[str, Any]) -> list[Any]:
-    """Return the outputs, or raise the most specific error."""
+    """Return the outputs, or raise the `root_cause`."""
     try:
         return run(launch, executor, build=build, **options)
     except EmulatorError as error:
@@ -434,9 +421,8 @@ def _causes(
 ) -> tuple[tuple[str, EmulatorError] | None, tuple[Finding, ...]]:
     """Run the launch again in the builds "undefined" and "races", and return possible causes of a wrong element.
 
-    Returns:
-        The error with the most specific finding, as (build, error), or None; and notes, the last one about the thread
-        that wrote the element last, if this thread is known.
+    These are the most specific error as (build, error), or None; and notes, the last one about the thread that wrote
+    the element last, if this thread is known.
     """
     place = launch.output_names.index(wrong.output)
     shape = tuple(launch.output_shapes[place])
@@ -458,7 +444,7 @@ def _causes(
 
 
 class Wrong(NamedTuple):
-    """An element of an output that is wrong, and a description."""
+    """A wrong element of an output, and a description."""
 
     output: str
     at: tuple[int, ...]
@@ -514,5 +500,5 @@ def _described(name: str, got: NDArray[Any], value: NDArray[Any], wrong: NDArray
 
 
 def element(name: str, at: tuple[int, ...]) -> str:
-    """Return the name of an element of an output: "y[0, 32]"."""
+    """Return an element's name, such as "y[0, 32]"."""
     return f"{name}[{', '.join(map(str, at))}]" if at else name

@@ -29,18 +29,16 @@ class FileReport:
     """The result of the check of a file.
 
     Attributes:
-        file: the file.
         calls: the kernels of `mx.fast.metal_kernel`, each with its number of calls without a mistake.
-        verdicts: verdicts of the experiments that the file defines.
-        compiled: the kernels of a .metal file that compile in every build, by name. If a template has several
-            instantiations, only the first one is compiled; the dict's value is the names of the others.
-        findings: the mistakes as text, including errors of the emulator that the program caught with `except`. An error
-            or non-zero exit status that ended the program is also a finding; its text begins with the file and line
-            that raised it.
-        uncalled: kernels that were created but not called. Empty if the program's run has findings, because the program
-            may then have ended before it called all kernels.
+        verdicts: the results of the file's experiments.
+        compiled: the kernels of a .metal file that compile in every build. Of a template's instantiations, only the
+            first one is compiled; the dict's value is the names of the others.
+        findings: the mistakes as text, also those that the program caught with `except`. An error or non-zero exit
+            status that ended the program is also a finding; its text begins with the file and line that raised it.
+        uncalled: kernels that were created but not called; empty if there are findings, because the program may then
+            have ended before it called all kernels.
         notes: possible mistakes, by the kernel's name. Notes about the text of a .metal file are under the file's name.
-        mistakes: the mistakes that the emulator found while the program ran, as `Finding` values.
+        mistakes: the mistakes that the emulator found while the program ran.
     """
 
     file: str
@@ -88,18 +86,13 @@ def check_file(
     """Run a Python file as a program, with its `mx.fast.metal_kernel` calls checked, then check its experiments.
 
     The kernels of a .metal file are compiled in every build of the emulator. To run these kernels with arrays, pass a
-    Python file with `MetalExperiment` objects as the first of `arguments`.
+    Python file with `MetalExperiment` objects as the first of `arguments`. The other arguments are the program's.
 
-    Args:
-        file: a Python file or a .metal file.
-        arguments: arguments of the program; with a .metal file, the Python file first.
-        orders: seeds for the order of threads, and builds and switches of the emulator; by default seeds 0 and 1, all
-            builds and no switches.
-        folders: folders for a .metal file's `#include "..."`, in addition to its own folder.
+    By default, `orders` has the seeds 0 and 1. `folders` are for a .metal file's `#include "..."`, in addition to its
+    own folder.
 
     Raises:
-        FileNotFoundError: there is no such file, or `file` is a .metal file and the first argument is not a Python
-            file.
+        FileNotFoundError: there is no such file, or the first argument after a .metal file is not a Python file.
         CompilerMissingError: there is no clang.
     """
     if not file.is_file():
@@ -169,14 +162,14 @@ def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileRepor
 
 
 def _program_globals(error: BaseException) -> dict[str, Any]:
-    """Return the global variables of the program that raised an error; `runpy` does not return them in this case."""
+    """Return the global variables of a program that raised an error, which `runpy` then does not return."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return next((frame.f_globals for frame in frames if frame.f_globals.get("__name__") == "__main__"), {})
 
 
 @contextmanager
 def _as_program(file: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Within this context, set `sys.argv` and `sys.path` as if the file were run as a program."""
+    """Set `sys.argv` and `sys.path` as for a program."""
     argv, path = sys.argv, sys.path
     sys.argv, sys.path = [str(file), *arguments], [str(file.resolve().parent), *path]
     try:
@@ -186,7 +179,7 @@ def _as_program(file: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _described(error: BaseException, file: Path) -> str:
-    """Return "FILE:LINE: error": the innermost line of the traceback outside `kernels/`, then the error."""
+    """Return "FILE:LINE: error", with the innermost line of the traceback outside `kernels/`."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""`Experiment`: the description of a kernel (text, arrays, grid, NumPy reference) that `check` and `bench` run."""
+"""`Experiment`: a kernel with its arrays, grid and NumPy reference, for `check` and `bench`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .arrays import CHOSEN, STORED, Array, Sizes, dtype_of, on_device, parse, ra
 # Sizes of an axis that reveal mistakes: around 1, around a SIMD-group (32), around a threadgroup (256), and odd sizes.
 RAGGED = (1, 2, 3, 7, 8, 31, 32, 33, 64, 65, 100, 127, 256, 257)
 SHAPES = 24
-# The largest product of the sizes of a shape that `ragged` chooses, so that NumPy and the emulator are fast.
+# The largest product of a shape's sizes that `ragged` chooses, so that NumPy and the emulator are fast.
 MOST_NUMBERS = 1 << 18
 # One shape has an array with more elements than this, to reveal indices of 16 bits.
 BEYOND = 1 << 16
@@ -38,15 +38,13 @@ class Experiment:
     """A kernel with everything needed to run and check it.
 
     An array is described by a type and axes: "float16 V K" is a float16 matrix, "N" a float32 vector, "" one number.
-    The type T stands for float32 and float16; both are tested.
+    The type T stands for float32 and float16; both are tested. In the kernel's text, the name of an axis or constant
+    stands for its number.
 
     "q8_0 N K" describes a Q8_0 matrix. For such an array `w`, the kernel gets two arrays: `wq`, uint32 (N, K/4), the
     quants, and `ws`, float16 (N, K/32), the scales (see kernels/metal/layout.py). The reference gets `w` as float64.
-    q4_0, q4_k, q6_k and MLX's types (affine4_g64_f16) are passed in the same way. For q4_1, q5_0, q5_1, q2_k,
-    q3_k, q5_k, iq4_nl, iq4_xs and mxfp4, the kernel gets one array `w`: the blocks of a file as bytes, uint8 (N, bytes
-    of a row).
-
-    In the kernel's text, the name of an axis or constant stands for its number.
+    q4_0, q4_k, q6_k and MLX's types (affine4_g64_f16) are passed in the same way. For q4_1, q5_0, q5_1, q2_k, q3_k,
+    q5_k, iq4_nl, iq4_xs and mxfp4, the kernel gets one array `w`: the blocks of a file, uint8 (N, bytes of a row).
 
     The functions `reference`, `threads`, `magnitude` and `data` are called with the values that their parameters name:
     axes and constants; for `reference` and `magnitude` also inputs; for `data` also `rng`, a random generator.
@@ -54,31 +52,29 @@ class Experiment:
     Attributes:
         name: the kernel's name, an identifier.
         source: the body of the kernel in the Metal Shading Language; MLX generates the signature.
-        inputs: array descriptions by name.
-        outputs: array descriptions by name.
-        reference: NumPy function that returns the expected output for float64 inputs; if there are several outputs, a
-            tuple.
+        inputs, outputs: array descriptions by name.
+        reference: NumPy function that returns the expected output for float64 inputs; a tuple for several outputs.
         threads: function that returns the number of threads in each direction; it is rounded up to whole threadgroups.
         threadgroup: threads of a threadgroup in each direction.
         constants: further named numbers for the kernel's text, int or bool.
         header: text before the kernel, for functions.
         data: function that returns a dict of those inputs that must not be random.
         magnitude: function that returns the scale of errors for each element of an output; for a matrix product, the
-            product of the absolute values. By default the scale is the largest absolute number of the expected output.
+            product of the absolute values. The default is the largest absolute number of the expected output.
         bound: largest accepted error, in float32 epsilons of the magnitude, plus the rounding of the result to a
             shorter type.
         init_value: initial value of outputs.
         atomic_outputs: whether the outputs are atomic; their last bits may then depend on the order of threads.
-        lanes: the lanes that must take part in SIMD-group operations: "active" for any active lanes, as in Metal; "all"
-            for all lanes, as CUDA requires.
+        lanes: "all" if all lanes must take part in SIMD-group operations, as CUDA requires; "active" if not, as in
+            Metal.
         suffixes: whether floating-point literals must have a suffix, as CUDA requires.
         sizes: default of the argument `sizes` of `check`; if both are None, `ragged` chooses shapes.
         least: smallest sizes of axes, if larger than 1, such as {"N": 4}.
-        ties: whether a kernel that compares numbers also runs with many equal numbers. The reference must then define
-            which of several equal numbers comes first. Set it to False if the kernel may choose any of them.
+        ties: whether a kernel that compares numbers also runs with many equal numbers. Set it to False if the kernel
+            may choose any of several equal numbers; otherwise, the reference defines which of them comes first.
 
     Raises:
-        ValueError: the definition has a mistake. The message is one line.
+        ValueError: the definition has a mistake.
     """
 
     name: str
@@ -119,7 +115,7 @@ class Experiment:
     def _check_functions(self) -> None:
         """Check the parameters of all functions, and the results of `threads` and `data` for the smallest sizes.
 
-        Exceptions raised by `threads` and `data` are ignored here, because a check may never use the smallest sizes.
+        Exceptions of `threads` and `data` are ignored, because a check may never use the smallest sizes.
         """
         numbers = {**self.smallest, **self.constants}
         everything = [*numbers, *self.inputs]
@@ -141,11 +137,7 @@ class Experiment:
 
     @cached_property
     def arrays(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-        """The parsed inputs and outputs.
-
-        Raises:
-            ValueError: a description is invalid, or an output has a quantised type.
-        """
+        """The parsed inputs and outputs; ValueError if a description is invalid, or an output's type is quantised."""
         given, made = (
             tuple(parse(name, text, self.name) for name, text in described.items())
             for described in (self.inputs, self.outputs)
@@ -156,7 +148,7 @@ class Experiment:
 
     @cached_property
     def kernel(self) -> Kernel:
-        """The kernel that is launched."""
+        """The kernel's text and the names of its arrays."""
         given, made = self.arrays
         return Kernel(
             self.name,
@@ -183,7 +175,7 @@ class Experiment:
 
     @cached_property
     def compares(self) -> bool:
-        """Whether to test many equal numbers, too: `ties` is set, and the text seems to compare floats."""
+        """Whether to test many equal numbers, too: with `ties`, if the text seems to compare floats."""
         return self.ties and compares_numbers(self.header + self.source, [array.name for array in self.arrays[0]])
 
     @property
@@ -210,8 +202,8 @@ class Experiment:
     def _beyond(self, chosen: Sequence[Sizes]) -> list[dict[str, int]]:
         """Return one more shape if none of `chosen` has an array of more than `BEYOND` elements.
 
-        The shape has the smallest sizes, except that the last axis of the last output is enlarged. Return no shape if
-        this makes an array of more than 4 * BEYOND elements.
+        The shape has the smallest sizes, but with a larger last axis of the last output. Return no shape if an array
+        would then have more than 4 * BEYOND elements.
         """
         arrays = (*self.arrays[0], *self.arrays[1])
         named = [axis.name for array in self.arrays[1] for axis in array.axes if axis.name is not None]
@@ -227,10 +219,8 @@ class Experiment:
     ) -> tuple[Launch, dict[str, NDArray[Any]]]:
         """Return a launch with random inputs, and the same inputs for the reference, as float64, int64 or bool.
 
-        With `tied`, floats have only a few distinct values.
-
-        Raises:
-            ValueError: sizes are missing or not divisible, or a function's result has the wrong shape.
+        With `tied`, floats have only a few distinct values. Raise ValueError if sizes are missing or not divisible, or
+        a function's result has the wrong shape.
         """
         self._check(sizes)
         known = {**sizes, **self.constants}
@@ -267,8 +257,7 @@ class Experiment:
     def expected(self, sizes: Sizes, numbers: Mapping[str, Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Yield for each output the expected value, and the magnitude (the scale of errors) in the same shape.
 
-        Raises:
-            ValueError: the reference's result has the wrong shape.
+        Raise ValueError if a function fails or its result has the wrong shape.
         """
         known = {**sizes, **self.constants, **numbers}
         of = f" for {' '.join(f'{name}={size}' for name, size in sizes.items())}" if sizes else ""
@@ -314,11 +303,7 @@ class Experiment:
 
 
 def call(function: Callable[..., Any], known: Mapping[str, Any], where: str) -> Any:
-    """Call `function` with the known values that its parameters name.
-
-    Raises:
-        ValueError: a parameter is unknown.
-    """
+    """Call `function` with the known values that its parameters name; raise ValueError if a parameter is unknown."""
     wanted = check_parameters(function, list(known), where)
     return function(**{name: known[name] for name in wanted})
 
@@ -384,7 +369,7 @@ def three(size: Any, where: str, *, least: int = 1) -> Size:
 
 
 def check_parameters(function: Callable[..., Any], known: Sequence[str], where: str) -> list[str]:
-    """Return the names of a function's parameters that have no default value; refuse names that are not in `known`."""
+    """Return the names of a function's parameters without default; refuse names that are not in `known`."""
     if not callable(function):
         raise ValueError(f"{where}: expected a function, found {function!r}")
     wanted = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
@@ -413,7 +398,7 @@ def check_switches(kernel: str, lanes: Any, suffixes: Any) -> None:
 
 
 def check_orders(kernel: str, seeds: Any, builds: Any) -> None:
-    """Refuse seeds that are not numbers below 2**32, and builds that do not exist."""
+    """Refuse seeds that are not from 0 to 2**32 - 1, and builds that do not exist."""
     if isinstance(builds, str) or any(build not in BUILDS for build in builds):
         raise ValueError(f"check {kernel}: expected builds, a list of {', '.join(BUILDS)}, found {builds!r}")
     if isinstance(seeds, int | str) or any(not isinstance(seed, int) or not 0 <= seed < 1 << 32 for seed in seeds):

@@ -1,7 +1,7 @@
 """Measure kernels on the matrix sizes of a model, for `kernels bench`.
 
 The *ladder* is a list of kernels for the same product with a Q8_0 matrix, from slow to fast. Kernels that take a
-`Tuning` are measured with every tuning. MLX's own product is measured, too, and the products and attention of prompts.
+`Tuning` are measured with every tuning. MLX's own product is measured, too, and products and attention of prompts.
 """
 
 from __future__ import annotations
@@ -42,15 +42,9 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Product:
-    """One product of a decode step: matrices that are multiplied with the same input, such as q, k and v.
+    """One product of a decode step: matrices (rows[i], columns) that are multiplied with the same input."""
 
-    Attributes:
-        title: name of the product, such as "q+k+v".
-        rows: number of rows of each matrix.
-        columns: number of columns of each matrix.
-    """
-
-    title: str
+    title: str  # such as "q+k+v"
     rows: tuple[int, ...]
     columns: int
 
@@ -74,7 +68,7 @@ def climb(
 ) -> Iterator[Row]:
     """Yield one result per product and kernel: the measured time, or in the emulator, operation counts.
 
-    Fused kernels get the matrices of a product separately. Other kernels, and MLX, get them joined as one matrix.
+    Fused kernels get a product's matrices separately; other kernels, and MLX, get them joined.
     """
     for product in every:
         rng = np.random.default_rng(0)
@@ -102,9 +96,9 @@ DTYPES = (mx.float16, mx.bfloat16)
 def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[Row]:
     """Yield results for a prompt, one for each product of a layer, type of weights, type of activations and kernel.
 
-    On a GPU, each result has the operations per second. If the GPU refuses a kernel, the result has the reason instead;
-    for example, older versions of macOS have no `matmul2d`. In the emulator, results are operation counts for one type
-    of weights and one type of activations. The head is left out, because a prompt needs only one row of logits.
+    On a GPU, a result has the operations per second, or why the GPU refuses the kernel: for example, older versions of
+    macOS have no `matmul2d`. In the emulator, results are operation counts for one type of weights and activations.
+    The head is left out, because a prompt needs only one row of logits.
     """
     emulated = executor == "emulator"
     vectors = COUNTED if emulated else PROMPT
@@ -168,8 +162,8 @@ def _stock_prompt(x: mx.array, weight: AffineMatrix) -> Row:
 def _fused(product: Product, x: mx.array, matrices: list[Q8_0Matrix], rng: np.random.Generator) -> Call:
     """Return the call that the `metal` backend makes for this product."""
     norm_weight = numbers(rng, (product.columns,), mean=1)
-    # For more vectors than one tile has, the backend first computes the factors of the norm in a separate launch. That
-    # launch is not measured here, so the factors are ones.
+    # For more vectors than one tile has, the backend computes the factors of the norm in a separate launch, which is
+    # not measured here.
     factors = mx.ones(len(x)) if len(x) > MOST_VECTORS else None
     if product.title == "q+k+v":
         q, k, v = matrices
@@ -198,7 +192,7 @@ def _planned(call: Call) -> Launch:
 
 
 def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
-    """Return a launch per tuning, but skip tunings that put SIMD-groups that share a row into several threadgroups."""
+    """Return a launch per tuning, except tunings that would divide the SIMD-groups of a row among threadgroups."""
     launches = []
     for tuning in tunings:
         try:
@@ -209,10 +203,7 @@ def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
 
 
 def _measured(launches: list[Launch], executor: ExecutorName) -> Row:
-    """Return the parameters and time of the fastest launch, and under the key "tried", those of all launches.
-
-    In the emulator, return the parameters and operation counts of the first launch.
-    """
+    """Return parameters and time of the fastest launch, and of all as "tried"; in the emulator, counts of the first."""
     row: Row = {"kernel": launches[0].kernel.name, "nbytes": nbytes(launches[0])}
     if executor == "emulator":
         return row | _parameters(launches[0]) | {"counts": counted(launches[0])}
@@ -232,7 +223,7 @@ def _stock(x: mx.array, weight: Q8_0Matrix) -> Row:
     """Measure MLX's product with the same weights.
 
     With float32 scales and biases, MLX reads 40 bytes per 32 weights. The rate counts only the 34 bytes of Q8_0, so
-    that twice the rate of another kernel means half its time.
+    twice the rate of another kernel means half its time.
     """
     scales = weight.ws.astype(mx.float32)
     biases = -128 * scales

@@ -1,4 +1,4 @@
-"""`MetalExperiment`: the description of a kernel in a complete .metal file: buffers, grid and NumPy reference."""
+"""`MetalExperiment`: a kernel of a complete .metal file, with its buffers, grid and NumPy reference."""
 
 from __future__ import annotations
 
@@ -22,18 +22,12 @@ from .experiment import check_names, check_parameters, check_switches, check_thr
 
 @dataclass(frozen=True, eq=False)
 class MetalLaunch:
-    """The arguments of one launch of a kernel in a complete .metal file.
+    """The arguments of one launch of a kernel in a .metal file; see `MetalExperiment`.
 
     The class has those attributes of `kernels.launch.Launch` that `check` reads.
 
     Attributes:
-        kernel: the kernel, from `kernels.emulator.library`.
-        buffers: the buffers by index, as in a call of the kernel.
-        grid: total threads in each direction.
-        threadgroup: threads of a threadgroup in each direction.
-        threadgroup_memory: bytes of each threadgroup memory argument, by index.
         outputs: the indices of the buffers that are compared.
-        layout: the layout of cooperative tensors, as in `MetalExperiment`.
     """
 
     kernel: WholeKernel
@@ -54,12 +48,12 @@ class MetalLaunch:
 
     @property
     def output_shapes(self) -> list[Shape]:
-        """The shapes of the outputs, in order."""
+        """The shapes of the outputs."""
         return [tuple(self.buffers[i].shape) for i in self.outputs]
 
     @property
     def output_dtypes(self) -> list[mx.Dtype | None]:
-        """The types of the outputs, in order; None for an output of structures."""
+        """The types of the outputs; None for an output of structures."""
         return [_dtype_of(self.buffers[i]) for i in self.outputs]
 
     def run(
@@ -68,8 +62,8 @@ class MetalLaunch:
         """Run the launch and return the outputs.
 
         Args:
-            trace: an output's name and the flat index of an element. After the run, the kernel's `statistics.writer`
-                has the thread that wrote the element last. Only in the build "races".
+            trace: an output's name and the flat index of an element. After a run in the build "races", the kernel's
+                `statistics.writer` has the thread that wrote the element last.
             suffixes: ignored, because a .metal file is not translated to CUDA.
             options: options of a call of the kernel: `seed`, `build`, `lanes`, ...
         """
@@ -98,7 +92,7 @@ Buffers = Mapping[int, Any]
 class MetalExperiment:
     """A kernel of a .metal file with everything needed to run and check it in the emulator.
 
-    The functions below are called with the values that their parameters name: sizes; for `buffers` also `rng`, a random
+    Functions are called with the values that their parameters name: sizes; for `buffers` also `rng`, a random
     generator; for `reference` also `buffers`, a dict of the buffers by index, with floats as float64.
 
     Attributes:
@@ -109,7 +103,7 @@ class MetalExperiment:
         reference: NumPy function that returns a dict of the expected outputs, by the index of the buffer.
         grid: total threads (not threadgroups) in each direction, or a function that returns them.
         threadgroup: threads of a threadgroup in each direction, or a function that returns them.
-        sizes: a list of dicts, whose values are passed to the functions by name; a check makes one launch per dict.
+        sizes: a list of dicts of sizes by name; a check makes one launch per dict.
         threadgroup_memory: bytes of each threadgroup memory argument, by index, or a function that returns them.
         constants: function constants by index or name.
         include: folders for `#include`.
@@ -120,7 +114,7 @@ class MetalExperiment:
             layout of an M5, for kernels that run only there.
 
     Raises:
-        ValueError: the definition has a mistake. The message is one line.
+        ValueError: the definition has a mistake.
         LaunchError, CompileError: the file has no such kernel, or cannot be preprocessed.
     """
 
@@ -168,9 +162,8 @@ class MetalExperiment:
     def launch(self, sizes: Sizes, seed: int = 0) -> tuple[MetalLaunch, Callable[[], list[NDArray[Any]]]]:
         """Return the launch for `sizes`, and a function that returns the launch's expected outputs.
 
-        Raises:
-            ValueError: the reference returns a buffer that the kernel does not write, or a wrong shape; or the grid or
-                threadgroup is invalid.
+        Raise ValueError if the grid or threadgroup is invalid, or the reference returns a wrong shape or a buffer that
+        the kernel does not write.
         """
         given = call(self.buffers, {**sizes, "rng": np.random.default_rng(seed)})
         buffers = dict(given) if isinstance(given, Mapping) else dict(enumerate(given))
@@ -201,7 +194,7 @@ class MetalExperiment:
 
 
 def call(value: Any, known: Mapping[str, Any]) -> Any:
-    """Return `value`, or if it is a function, its result for the known values that its parameters name."""
+    """Return `value`; or if it is a function, call it with the known values that its parameters name."""
     if not callable(value):
         return value
     return value(**{name: known[name] for name in check_parameters(value, list(known), "")})

@@ -19,18 +19,16 @@ from ..kernel import Kernel
 from ..launch import ExecutorName, Launch, built, header, translated
 from .metal_experiment import MetalLaunch
 
-# The emulator's default builds. "spaces" checks bounds and barriers, "undefined" also undefined behaviour, "races" data
-# races.
+# The default builds. "spaces" checks bounds and barriers, "undefined" also undefined behaviour, "races" data races.
 BUILDS = ("spaces", "undefined", "races")
-# The builds for kernels that are compiled without optimisation. "spaces" is left out: without optimisation, it differs
-# from "undefined" only in making fewer checks.
+# The builds for compilation without optimisation, in which "spaces" only makes fewer checks than "undefined".
 UNOPTIMIZED_BUILDS = BUILDS[1:]
 # Seeds of the order of threads: 0 is ascending, 1 descending, larger seeds shuffle the threads.
 SEEDS = (0, 1, 2)
 
 
 def promise(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.array]:
-    """Return the outputs of a launch: lazy arrays on a GPU, computed ones in the emulator, which gets `options`."""
+    """Return a launch's outputs, lazy on a GPU, computed in the emulator. Only the emulator gets `options`."""
     return built(launch.kernel, executor)(
         inputs=launch.inputs,
         template=list(launch.template),
@@ -58,7 +56,7 @@ def emulated(kernel: Kernel) -> MetalKernel:
 
 
 def statistics_of(launch: Launch | MetalLaunch) -> Statistics:
-    """Return the statistics of the last run in the emulator; there must have been one."""
+    """Return the statistics of the last run in the emulator."""
     kernel = launch.kernel if isinstance(launch, MetalLaunch) else emulated(launch.kernel)
     return cast(Statistics, kernel.statistics)
 
@@ -73,10 +71,10 @@ def prepare(
     launches: Iterable[Launch | MetalLaunch], builds: Iterable[str] = BUILDS, *, suffixes: bool = False,
     optimize: bool = True,
 ) -> None:  # fmt: skip
-    """Compile the kernels of these launches for the emulator, all template instantiations of a kernel as one unit.
+    """Compile kernels for the emulator, all template instantiations of a kernel as one unit.
 
-    A kernel of a .metal file is not compiled here but when it runs. Without `optimize`, compilation takes a tenth of
-    the time, but launches run several times slower.
+    Kernels of .metal files are compiled only when they run. Without `optimize`, compilation takes a tenth of the time,
+    but launches run several times slower.
     """
     wanted: dict[Kernel, list[Any]] = defaultdict(list)
     for launch in launches:
@@ -93,12 +91,7 @@ def prepare(
 
 
 def counted(launch: Launch) -> dict[str, int]:
-    """Run a launch in the emulator and count its operations.
-
-    Returns:
-        Counts by name: threads and threadgroups; SIMD operations, once per SIMD-group; barriers, once per threadgroup;
-        bytes of threadgroup memory.
-    """
+    """Run a launch in the emulator and return its operation counts, with the names and units of `bench.Counts`."""
     run(launch, "emulator")
     found = statistics_of(launch)
     return {
@@ -116,5 +109,5 @@ def metal_text(launch: Launch) -> str:
 
 
 def cuda_text(kernel: Kernel) -> str:
-    """Return the header and the body as CUDA text, without the signature and the template arguments, which MLX adds."""
+    """Return the header and the body as CUDA text, without the signature, which MLX adds."""
     return f"{header()}{translated(kernel.header)}\n{translated(kernel.source)}"

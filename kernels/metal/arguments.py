@@ -13,14 +13,10 @@ ACTIVATIONS = (mx.float16, mx.float32)
 
 
 def vectors(kernel: str, x: mx.array, n_columns: int, *also: mx.Dtype) -> int:
-    """Return V, the number of vectors of x, which must be (V, n_columns) of float16, float32 or a type in `also`.
+    """Return V. Raise ValueError unless x is (V, n_columns) of float16, float32 or a type in `also`.
 
-    Kernels load x in 16-byte words, but MLX does not report an array's address, so alignment cannot be checked here. An
-    array that MLX allocated is aligned, and so is a view of whole rows. The caller must copy a view that begins in the
-    middle of a row.
-
-    Raises:
-        ValueError: x has another shape or type.
+    Kernels load x in 16-byte words, but MLX does not report an array's address, so alignment is not checked. Arrays
+    that MLX allocated, and views of whole rows, are aligned; the caller must copy a view that begins inside a row.
     """
     if x.ndim != 2 or x.shape[1] != n_columns or x.dtype not in (*ACTIVATIONS, *also) or x.shape[0] < 1:
         first, *rest = map(word, (*also, *ACTIVATIONS))
@@ -32,12 +28,8 @@ def vectors(kernel: str, x: mx.array, n_columns: int, *also: mx.Dtype) -> int:
 def normed_vectors(kernel: str, x: mx.array, norm_weight: mx.array, n_columns: int, factors: mx.array | None) -> int:
     """Return the number of vectors of x, for a kernel that computes their RMSNorm if `factors` is None.
 
-    If `factors` is given, x and `factors` are the outputs of `norm_rows`: x is multiplied by the norm weight, and a
-    factor is `1 / sqrt(mean(x**2) + eps)` of a vector before that. x may then have any number of vectors.
-
-    Raises:
-        ValueError: x, the norm weight or the factors have a wrong shape or type, or x has more than 8 vectors and there
-            are no factors.
+    Otherwise, x and `factors` are the outputs of `norm_rows`. Raise ValueError if an array has a wrong shape or type,
+    or x has more than `MOST_VECTORS` vectors and there are no factors.
     """
     n = vectors(kernel, x, n_columns)
     array(kernel, "norm_weight", norm_weight, (n_columns,), *ACTIVATIONS)
@@ -50,11 +42,7 @@ def normed_vectors(kernel: str, x: mx.array, norm_weight: mx.array, n_columns: i
 
 
 def array(kernel: str, name: str, found: mx.array, shape: tuple[int, ...], *dtypes: mx.Dtype) -> mx.array:
-    """Return the array if it has this shape and one of these types.
-
-    Raises:
-        ValueError: the array has another shape or type.
-    """
+    """Return the array; raise ValueError if it has another shape, or none of these types."""
     if found.shape != shape or found.dtype not in dtypes:
         wanted = " or ".join(map(word, dtypes))
         raise ValueError(f"{kernel}: expected {name} {shape} of {wanted}, found {described(found)}")
@@ -62,31 +50,23 @@ def array(kernel: str, name: str, found: mx.array, shape: tuple[int, ...], *dtyp
 
 
 def q8_0(kernel: str, weight: StoredMatrix) -> None:
-    """Check that a matrix is stored as Q8_0, for the kernels that support no other type.
-
-    Raises:
-        ValueError: the matrix has another type.
-    """
+    """Raise ValueError if a matrix is not Q8_0, for the kernels that support no other type."""
     if weight.layout.kind != Q8_0:
         raise ValueError(f"{kernel}: expected a Q8_0 matrix, found {weight.layout.name}")
 
 
 def same(kernel: str, name: str, found: int, expected: int) -> None:
-    """Check that the number of something, such as "columns of k", is `expected`.
-
-    Raises:
-        ValueError: the numbers differ.
-    """
+    """Raise ValueError if a number of `name`, such as "columns of k", is not the expected one."""
     if found != expected:
         raise ValueError(f"{kernel}: expected {expected} {name}, found {found}")
 
 
 def factors(given: mx.array | None) -> mx.array:
-    """Return the factors of `norm_rows`, or for None, a placeholder array that the kernel does not read."""
+    """Return `given`, or for None, a placeholder that the kernel does not read."""
     return constants(1.0) if given is None else given
 
 
 @lru_cache(maxsize=64)
 def constants(*values: float) -> mx.array:
-    """Return a float32 array of numbers that a kernel reads at run time, such as an epsilon. Arrays are cached."""
+    """Return a float32 array of numbers that a kernel reads at run time, such as an epsilon."""
     return mx.array(values, dtype=mx.float32)

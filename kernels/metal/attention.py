@@ -2,8 +2,7 @@
 
 A row is one query token. A threadgroup computes one row for several query heads that share a KV head, so that each key
 is read once for all of them. The bits of a row depend only on its queries and on the keys and values that it attends
-to. They do not depend on how many rows and sequences a launch has, or on the size and place of pages, because the order
-of summation is fixed:
+to, not on the other rows and sequences of a launch or on pages, because the order of summation is fixed:
 
     Keys are cut into blocks of 32, counted from position 0. Block b belongs to chain b % 8 (a SIMD-group). Key k of a
     block belongs to stream k % 4 of the chain, or to stream k % 2 if heads are wider than 256 elements.
@@ -14,7 +13,7 @@ of summation is fixed:
     sequentially; if a block increases m, the sums so far are first multiplied by 2**(old m - new m). In a block, each
     stream adds its keys sequentially.
     At the end, the streams of a chain are added as a tree. Then the chains are added in ascending order, each scaled to
-    the largest score of all. The weight of a sink is added last to the divisor, which is the sum of the weights.
+    the largest score of all. A sink's weight is added last to the sum of the weights, which is the divisor.
 
 A masked key (in a block, but not attended to) has the weight 0, which changes no bit. The running sum is rescaled as in
 Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al. ("FlashAttention", 2022).
@@ -34,11 +33,10 @@ from .layout import described
 from .reference import EPSILON, PRODUCT, Expected, wide
 
 KERNEL = Kernel.load("attention", ["q", "store", "pages", "owner", "position", "scale", "sinks"], ["y"])
-# The number of chains is part of the order of summation: another number would change bits, so it is not tuned.
+# Part of the order of summation: another number of chains would change bits, so it is not tuned.
 CHAINS = 8
-# If a threadgroup processes several heads, they have at most this number of elements together, where a head narrower
-# than 64 counts as 64. With more heads per threadgroup, keys would be read less often, but queries and sums would need
-# more registers than a thread has.
+# The most elements of all heads of a threadgroup, if it has several; a head narrower than 64 counts as 64. With more
+# heads, keys would be read less often, but queries and sums would need more registers than a thread has.
 MOST_NUMBERS = 256
 # A head of at most NARROW elements is cut into eight parts, a wider head into 16, so that a thread's part of queries
 # and sums fits into registers. The sums of the widest head take 18 KiB of the 32 KiB of threadgroup memory.
@@ -95,8 +93,8 @@ def attention(
         sinks: (H,) float32, one more score for each query head, without a value; None for no sinks.
 
     Returns:
-        (R, H, E) float32. `reference` has the error bound. Slots, owners and positions are not checked, because they
-        are in GPU memory; invalid values make the kernel read out of bounds.
+        (R, H, E) float32. `reference` has the error bound. Slots, owners and positions are in GPU memory, so they are
+        not checked; invalid values make the kernel read out of bounds.
 
     Raises:
         ValueError: an array has a wrong shape or type, or `page` is less than 1.
@@ -130,8 +128,7 @@ def attention(
             ("PARTS", 8 if E <= NARROW else 16),
             ("CHAINS", CHAINS),
             ("PAGE", page),
-            # A window of -C is passed as C and CHUNKED: MLX makes template values part of the kernel's name, where "-"
-            # is invalid.
+            # A window of -C is passed as C and CHUNKED, because `launch` refuses negative template values.
             ("WINDOW", abs(window)),
             ("CHUNKED", window < 0),
             ("SOFTCAP", softcap is not None),
@@ -160,10 +157,10 @@ def reference(
     """Return the expected result in float64, with the error bound.
 
     A score has `PRODUCT` roundings of a dot product and 2 of the scale, relative to the sum of its absolute terms. The
-    absolute error of a score is the relative error of its key's weight. It counts twice, because weights are in the
-    numerator and in the denominator. Powers, sums and the division add 16 roundings. A soft cap does not amplify the
-    error of a score, but adds 8 roundings relative to the capped score. If a sink is larger than all scores, the
-    difference between score and sink is rounded as well.
+    absolute error of a score is the relative error of its key's weight, and counts twice, because weights are in the
+    numerator and the denominator. Powers, sums and the division add 16 roundings. A soft cap does not amplify errors,
+    but adds 8 roundings relative to the capped score. If a sink is larger than all scores, the difference between score
+    and sink is rounded as well.
     """
     queries, table = wide(q), np.array(pages)
     wide_store = _q8_0(np.array(store)) if store.dtype == mx.uint8 else wide(store.astype(mx.float32))
@@ -198,7 +195,7 @@ def _q8_0(store: np.ndarray) -> np.ndarray:
 
 
 def _sizes(q: mx.array, store: mx.array, page: int, window: int) -> tuple[int, int, int, int]:
-    """Return R, H, G and E. The caller checks the other shapes against them."""
+    """Check the axes of q and the store; return R, H, G and E."""
     if q.ndim != 3 or not q.shape[0] or not fits(q.shape[2]):
         raise ValueError(
             f"attention: expected q (R, H, E) with E a multiple of 8 from 8 to {NARROW}, or of 64 to {WIDEST_HEAD}, "

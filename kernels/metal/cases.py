@@ -2,8 +2,7 @@
 
 The tests run some cases of each kernel; the command `kernels check` runs all cases, on any executor. The sizes include
 the edge cases: one row, odd numbers of rows, one block, rows that end inside the 128 columns that a SIMD-group reads at
-once, one to many vectors, all types of x, and columns in one, two and four segments (`products.h.metal`). The inputs
-of a case are random numbers, seeded by the kernel's name and the case's label.
+once, one to many vectors, all types of x, and columns in one, two and four segments (`products.h.metal`).
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ TYPES = (*_BLOCKS, *(affine_layout(*of).name for of in AFFINE))
 
 
 def matrix(rng: np.random.Generator, n_rows: int, n_columns: int) -> Q8_0Matrix:
-    """Return a random Q8_0 matrix: quants from -128 to 127; scales of both signs, some subnormal, some 0."""
+    """Return a random Q8_0 matrix, with scales of both signs, some subnormal, some 0."""
     made = np.empty(n_rows * n_columns // 32, blocks.Q8_0)
     made["qs"] = rng.integers(-128, 128, made["qs"].shape)
     made["d"] = _scales(rng, len(made))
@@ -73,7 +72,7 @@ def matrix(rng: np.random.Generator, n_rows: int, n_columns: int) -> Q8_0Matrix:
 
 
 def stored(rng: np.random.Generator, n_rows: int, n_columns: int, type_: str) -> StoredMatrix:
-    """Return a matrix of Q8_0, Q4_0, Q4_K, Q6_K or an affine type, with random quants and scales."""
+    """Return a random matrix of Q8_0, Q4_0, Q4_K, Q6_K or an affine type."""
     shape = n_rows, n_columns
     if type_ == "Q8_0":
         return matrix(rng, n_rows, n_columns)
@@ -151,7 +150,7 @@ PROMPTS = [
 # (bits, group size) of `AffineMatrix` cases.
 GROUPED = [(4, 64), (8, 32)]
 Q8_0 = "Q8_0"
-# Shapes as in SHAPES for types other than Q8_0: K is a multiple of each type's block size.
+# As SHAPES, for types other than Q8_0: K is a multiple of each type's block size.
 TYPED = [(5, 512, 1, "float32"), (9, 2304, 6, "float16"), (7, 256, 2, "float32")]
 # For each shape in TYPED: the types of the matrices q, k and v.
 MIXED = [("Q4_K", "Q4_K", "Q6_K"), ("AFFINE4_G64_F16", "Q4_0", "AFFINE8_G64_BF16"), ("Q6_K", "Q6_K", "Q6_K")]
@@ -176,8 +175,7 @@ PAGED = [
     (2, 1, 104, 64, 500, [40]), (4, 4, 112, 16, 0, [550]), (12, 1, 16, 16, 0, [260, 256]), (1, 1, 64, 16, 256, [530]),
     (7, 1, 88, 16, 7, [30]), (2, 2, 248, 64, 0, [50, 1]),
 ]  # fmt: skip
-# Cases as in PAGED, for keys and values in float16. `load_head` reads some of these heads four elements at a time, the
-# others (E = 24) one element at a time.
+# As PAGED, for float16. `load_head` reads heads of 24 one element at a time, the others four elements at a time.
 HALVES = [
     (4, 2, 64, 16, 0, [33]), (6, 2, 24, 5, 0, [31, 32, 1]), (8, 1, 128, 64, 0, [300, 40]), (4, 1, 128, 16, 64, [290]),
     (2, 2, 256, 256, 0, [70]), (4, 2, 32, 16, 0, [3, 2, 1]),
@@ -186,10 +184,9 @@ HALVES = [
 
 @dataclass(frozen=True)
 class Case:
-    """A call of a kernel with its reference. The inputs are generated anew for each call, always with the same values.
+    """A call of a kernel with its reference. Each call generates the same random inputs anew.
 
     Attributes:
-        kernel: name of the kernel.
         label: description of the case, unique within the kernel.
         call: the Python function that launches the kernel.
         reference: function that returns the expected results in float64, with error bounds.
@@ -203,7 +200,7 @@ class Case:
     make: Callable[[np.random.Generator], Arguments]
 
     def arguments(self) -> Arguments:
-        """Return the arguments of the kernel and of its reference."""
+        """Return the arguments of `call` and `reference`."""
         return self.make(np.random.default_rng(crc32(f"{self.kernel} {self.label}".encode())))
 
     def outputs(self) -> list[mx.array]:
@@ -224,7 +221,7 @@ class Case:
         return only
 
     def error(self) -> float:
-        """Return the largest error on the current executor, divided by its bound; a value above 1 is a failure."""
+        """Return the largest error on the current executor divided by its bound; above 1, the kernel is wrong."""
         return max(
             share(_in_numpy(found), wanted) for found, wanted in zip(self.outputs(), self.expected(), strict=True)
         )
@@ -246,7 +243,7 @@ def share(found: np.ndarray, wanted: Expected) -> float:
 
 
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "float32", mean: float = 0) -> mx.array:
-    """Return normally distributed numbers around a mean."""
+    """Return normally distributed numbers with standard deviation 1."""
     values = mean + rng.standard_normal(shape)
     if dtype == "bfloat16":
         return mx.array(values.astype(np.float32)).astype(mx.bfloat16)
@@ -385,10 +382,7 @@ def _gated(activation: str, types: Sequence[str] = (Q8_0, Q8_0)) -> Callable[...
 
 
 def _ready(make: Callable[..., Arguments]) -> Callable[..., Arguments]:
-    """Return a function that appends random `factors` to the arguments that `make` returns.
-
-    With factors, a kernel treats x as rows that `norm_rows` has already multiplied by the norm weight.
-    """
+    """Return a function that appends random `factors` of `norm_rows` to the arguments that `make` returns."""
 
     def ready(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
         return *make(rng, N, K, V, dtype), mx.abs(numbers(rng, (V,), mean=1))
