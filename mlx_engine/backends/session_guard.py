@@ -48,7 +48,7 @@ class SessionGuard:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Wait until no other thread has a session, then hold it; raise the errors of `check`. A thread may nest these."""
+        """Wait until no other thread has a session, then hold the session; may be nested. Raises as `check`."""
         self.check()
         with self._lock:
             self.check()  # another thread may have closed the backend while this thread waited
