@@ -4,7 +4,7 @@
 `tapped` and `observed` return copies that pass each intermediate value of a forward pass to a function, the tap. Only
 blocks that are composed of primitives pass all values. So with `tapped`, composed forms replace fused blocks, and
 results may differ in the last bits. With `observed`, both forms run: the composed form for the tap, and the backend's
-own block for the result of the pass.
+own block for the result of the pass. All copies share the arrays of the original.
 """
 
 from __future__ import annotations
@@ -34,17 +34,14 @@ LAYER = re.compile(r"blk\.(\d+)\.(.*)")
 
 
 def with_methods(backend: B, prefix: str, methods: Mapping[str, Any]) -> B:
-    """Return a copy of `backend` in which some methods are replaced. The copy shares the original's arrays.
-
-    The class of the copy is derived from the original's class, and its name is `prefix` followed by the original name.
-    """
+    """Return a copy of `backend` in which some methods are replaced. Its class is derived from the original's class."""
     copied, kind = copy.copy(backend), type(backend)
     copied.__class__ = type(f"{prefix}{kind.__name__}", (kind,), dict(methods))
     return copied
 
 
 def profiled(backend: Backend, profiler: Profiler) -> Backend:
-    """Return a copy of `backend` whose operations report to `profiler`; it shares the original's arrays."""
+    """Return a copy of `backend` whose operations report to `profiler`."""
     timed = {name: _timed(name, _method(backend, name), profiler) for name in PRIMITIVES + BLOCKS}
     # A compiled program could only be timed as a whole, so the layers run op by op.
     timed["compile"] = lambda copied, layers, width: OpByOp(copied, layers)
@@ -93,10 +90,7 @@ def _log(span: Span, args: tuple[Any, ...]) -> None:
 
 
 def _place(args: tuple[Any, ...]) -> tuple[int | None, str]:
-    """Return (3, "attn_q") if the first argument that is a parameter of a layer has the name "blk.3.attn_q".
-
-    Return (None, "") if there is no such argument.
-    """
+    """Return (3, "attn_q") for the first argument with a name like "blk.3.attn_q"; (None, "") if there is none."""
     for arg in flattened(args):
         found = LAYER.match(getattr(arg, "name", ""))
         if found:
@@ -132,7 +126,7 @@ def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
 
     The name of a value is the GGUF tensor name, without ".weight", of the norm or linear layer that computed it
     ("blk.0.attn_norm", "blk.0.ffn_gate"), or the name that model code passes to `note` ("blk.0.q_rope",
-    "blk.0.attn_out", "blk.0.layer_out"). The copy shares the original's arrays.
+    "blk.0.attn_out", "blk.0.layer_out").
     """
     copied = with_methods(backend, "Tapped", {name: getattr(Backend, name) for name in COMPOSED})
     copied.tap = tap
@@ -143,9 +137,8 @@ def observed(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
     """Return a copy of `backend` that calls `tap` as `tapped` does, but whose results are bit-identical to `backend`'s.
 
     The composed forms use the backend's own norms and products, and their inputs are results of its fused blocks. So
-    the tapped values are bit-identical to the values inside the fused blocks. Experts and linear attention on the
-    compiled CPU backend are exceptions: in their composed forms, NumPy computes the activation functions, so tapped
-    values may differ in the last bits.
+    the tapped values are bit-identical to those inside the fused blocks, except of experts and linear attention on the
+    compiled CPU backend: their composed forms compute activation functions in NumPy, which may change the last bits.
     """
     blocks = {name: _twice(getattr(Backend, name), getattr(backend, name)) for name in OPERATIONS["block"]}
 
@@ -177,7 +170,7 @@ def _note_heads(copied: Backend, original: Backend, x: Array, head_dim: int, nor
 
 
 def _twice(composed: Callable[..., Any], fused: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a block that runs the composed form for its taps, and returns the result of the fused form."""
+    """Return a block that runs the composed form for the tap, and returns the result of the fused form."""
 
     def block(self: Backend, *args: Any, **kwargs: Any) -> Any:
         composed(self, *args, **kwargs)

@@ -14,26 +14,20 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from mlx_engine.kernels.cached import cached_property
 
-# A backend's own type of array: nested Python lists, np.ndarray or mx.array. Models see the same arrays as the opaque
-# type `Array`. Backends use `Native` in their signatures. Parameters and KV views also use it, because only backends
-# read their arrays.
+# A backend's own type of array: nested Python lists, np.ndarray or mx.array. Backends, parameters and KV views use this
+# type. Elsewhere, the same arrays have the opaque type `Array`.
 Native: TypeAlias = Any
 
 
 class Array:
-    """A backend's array, as an opaque type for models, cache and loop, which never read its contents.
-
-    The class has no members and no instances. So in code outside of the backends, mypy reports `x.shape`, `x[0]` and
-    `x + y` as errors.
-    """
+    """A backend's array, as an opaque type for models, cache and loop: mypy rejects `x.shape`, `x[0]` and `x + y`."""
 
 
 class LazyToken:
     """A chosen token of a lazy backend, whose id has not been computed yet. It is opaque, like `Array`."""
 
 
-# A token: its id, or an array that a lazy backend has not computed yet. Operations accept both forms;
-# `Backend.token_id` waits for the id and returns the int.
+# Operations accept both forms of a token. `Backend.token_id` waits for the id and returns the int.
 Token: TypeAlias = int | LazyToken
 
 # "gelu" is the tanh form of GELU, "gelu_erf" the form with the error function, "relu2" the square of ReLU.
@@ -74,7 +68,7 @@ class LowRank(NamedTuple):
     """The LoRA matrices of all adapters of a linear layer, side by side: see `weights/adapters.py`.
 
     Attributes:
-        a: (M, K), where M is the sum of the ranks of all adapters and of the padding between them.
+        a: (M, K), where M is the sum of the LoRA ranks of all adapters, plus padding.
         b: (N, M).
     """
 
@@ -87,9 +81,9 @@ class Linear:
     """`x @ weight.T + bias`: `weight` is an (N, K) matrix, prepared by `Backend.prepare`; bias is (N,) or None.
 
     Attributes:
-        is_partial: whether this rank (process) has only some columns of the matrix. The product is then a partial sum,
-            which must be added over all ranks.
-        lora: the matrices of LoRA adapters (`weights/adapters.py`); None without adapters.
+        is_partial: whether this process has only some columns of the matrix. The product is then a partial sum, which
+            must be added over all processes that share the model.
+        lora: None without adapters.
     """
 
     name: str
@@ -104,7 +98,6 @@ class Scores:
     """How attention computes its scores: `score = scale * (query . key)`, with an optional soft cap.
 
     Attributes:
-        scale: the factor of the dot products.
         softcap: if given, each score becomes `softcap * tanh(score / softcap)`.
         sinks: (H,) one additional score for each query head, or None. A sink counts in the maximum and the divisor of
             the softmax, but no value vector belongs to it. Prepared by `Backend.prepare`.
@@ -119,9 +112,8 @@ class Growth(NamedTuple):
     """Llama 4's attention scaling: queries at position p are multiplied by `1 + beta * ln(1 + (p + first) // length)`.
 
     Attributes:
-        beta: how fast the factor grows.
         length: the number of positions with the same factor.
-        first: the number of the first position in the formula: 0 or 1.
+        first: the number from which the formula counts positions: 0 or 1.
     """
 
     beta: float
@@ -183,17 +175,13 @@ class Convolution:
 class DeltaRule:
     """The gated delta rule of linear attention: each value head has a matrix (E, P) as its state.
 
-    Each token multiplies the state by a decay, corrects it, and reads it. `Primitives.delta_rule` has the formula.
-
-    Source: "Gated Delta Networks", arXiv 2412.06464.
+    Each token multiplies the state by a decay, corrects it, and reads it: `Primitives.delta_rule` has the formula.
+    `n_key_heads` is G, `key_dim` E, `n_value_heads` H (a multiple of G), and `value_dim` P. Source: "Gated Delta
+    Networks", arXiv 2412.06464.
 
     Attributes:
         rate: (H,) the logarithm of the decay factor for a time step of 1; it is below 0.
         dt_bias: (H,) added to the time step before softplus.
-        n_key_heads: G.
-        key_dim: E.
-        n_value_heads: H, a multiple of G.
-        value_dim: P.
         are_neighbors: whether the value heads of one key head are adjacent. If so, value head h reads key head
             h // (H / G), otherwise key head h % G.
     """
@@ -219,7 +207,6 @@ class DeltaNet:
     Attributes:
         projections: four linear layers, to queries, keys and values; to the output gate; to beta; to the time step.
         conv: the convolution of queries, keys and values.
-        rule: the delta rule.
         norm: the norm of each head's output, before the gate.
         state: the shapes of the two arrays of the layer's state: the convolution's last inputs, (W - 1, C), and the
             delta rule's matrices, (H, E, P).
@@ -236,19 +223,15 @@ class DeltaNet:
 class StateSpace:
     """The state space of Mamba2 (SSD): each head has a matrix (N, P) as its state.
 
-    Each token multiplies the state by a decay, adds to it, and reads it. `Primitives.state_space` has the formula, in
-    which B and C are the vectors (N,) that write and read the state.
-
-    Source: "Transformers are SSMs", arXiv 2405.21060.
+    Each token multiplies the state by a decay, adds to it, and reads it: `Primitives.state_space` has the formula, in
+    which B and C are the vectors (N,) that write and read the state. `n_heads` is H, `head_dim` P, `state_dim` N, and
+    `n_groups` is G, a divisor of H; H / G adjacent heads have the same B and C. Source: "Transformers are SSMs", arXiv
+    2405.21060.
 
     Attributes:
         rate: (H,) the logarithm of the decay factor for a time step of 1; it is below 0.
         dt_bias: (H,) added to the time step before softplus.
         skip: (H,) each head's input, multiplied by this factor, is added to its output.
-        n_heads: H.
-        head_dim: P.
-        n_groups: G, a divisor of H; H / G adjacent heads read the same B and C.
-        state_dim: N.
     """
 
     name: str
@@ -269,7 +252,6 @@ class Mamba2:
         projection: a linear layer to the gate (H*P columns), the input of `conv` (H*P + 2*G*N columns) and the time
             step (H columns), in this order.
         conv: the convolution of the state space's input (H*P channels), B (G*N) and C (G*N).
-        space: the state space.
         norm: the RMS norm (H*P,) of the gated output; None for no norm.
         norm_groups: the number of groups of columns that are normed separately.
         state: the shapes of the two arrays of the layer's state: the convolution's last inputs, (W - 1, channels), and

@@ -24,7 +24,7 @@ from mlx_engine.quant.weight import Weight
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 # The names of all operations, by kind, in the order of this file and `base.py`. The primitives are the abstract methods
-# of `Primitives`; the decorators below add the other operations. Taps, profiler and contract tests use this list.
+# of `Primitives`; the decorators below add the other operations.
 OPERATIONS: dict[str, list[str]] = {"primitive": [], "storage": [], "block": [], "dispatch": [], "exchange": []}
 
 
@@ -36,10 +36,9 @@ def _registering(kind: str) -> Callable[[Method], Method]:
     return register
 
 
-# A decorator for each kind of operation except primitives. Every backend implements the storage operation, which writes
-# keys and values. Blocks are composed of primitives, and a backend may fuse them. A dispatch method only chooses which
-# operation to call: `norm`, for example, calls `rms_norm` or `layer_norm`. An exchange combines the arrays of several
-# ranks (processes that share a model).
+# Decorators for the other kinds. Every backend implements the storage operation, `kv_write`. Blocks are composed of
+# primitives, and a backend may fuse them. A dispatch method chooses which operation to call: `norm`, for example, calls
+# `rms_norm` or `layer_norm`. An exchange combines the arrays of several ranks (processes that share a model).
 storage, block, dispatch, exchange = map(_registering, [kind for kind in OPERATIONS if kind != "primitive"])
 
 
@@ -77,24 +76,17 @@ class Primitives(ABC):
     def attention(self, q: Array, kv: KVView, counts: Sequence[int], scores: Scores) -> Array:
         """Return causal softmax attention (R, H, E) within each sequence; query head h reads KV head `h // (H // G)`.
 
-        A token attends to itself and to all earlier tokens of its sequence or, with a window, only to the positions
-        from `first_visible` (`batch.py`) on.
-
-        Args:
-            q: the queries (R, H, E) of the last `counts[b]` tokens of each sequence b, end to end.
-            kv: the keys and values of all sequences, and the window.
-            counts: (B,).
-            scores: the scale of the scores, their soft cap and sinks.
+        `q` has the queries (R, H, E) of the last `counts[b]` tokens of each sequence b, end to end. A token attends to
+        itself and to all earlier tokens or, with a window, only to the positions from `first_visible` (`batch.py`) on.
         """
 
     @abstractmethod
     def convolve(self, x: Array, conv: Convolution, state: StateView) -> Array:
         """Return the causal convolution (T, C) within each sequence: row t is `sum_w weight[w] * x[t - W + 1 + w]`.
 
-        C is the number of channels here, and W the width of the convolution. The bias is added, if there is one.
-
-        The state of a sequence is the W - 1 inputs before its first row, (W - 1, C). It is read and written for each
-        run of rows, see `StateView`.
+        C is the number of channels here, and W the width of the convolution. The bias, if any, is added. The state of a
+        sequence is the W - 1 inputs before its first row, (W - 1, C), read and written for each run of rows: see
+        `StateView`.
         """
 
     @abstractmethod

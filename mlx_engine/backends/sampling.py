@@ -1,18 +1,14 @@
 """Sampling of the next token in NumPy: the definition of sampling, which other implementations must agree with.
 
-First come the user's logits processors, which `loop/sampler.py` calls. The functions in this file then apply logit
-bias, repetition penalty, frequency penalty, presence penalty, the mask of a constraint, temperature, top-k, top-p and
-min-p, and draw one token. This is the order of Hugging Face transformers. vLLM has the same order, but applies min-p
-before top-k. So a bias shifts a logit before any option scales it. No bias or penalty can allow a token that the mask
-forbids, and top-k and top-p select among the allowed tokens. The caller passes the random number u in [0, 1) for the
-draw, so that the same seed gives the same text on every backend.
+After the user's logits processors (`loop/sampler.py`), the functions in this file apply logit bias, repetition penalty,
+frequency penalty, presence penalty, the mask of a constraint, temperature, top-k, top-p and min-p, in this order, and
+draw one token. This is the order of Hugging Face transformers; vLLM applies min-p before top-k. The caller passes the
+random number u in [0, 1) for the draw, so that the same seed gives the same text on every backend.
 
-Ranks (processes that share a model) send logits to each other: slices of the vocabulary with tensor parallelism, and in
-a pipeline the logits of the last rank. If all samplers of a pass are greedy or have top-k, without bias, penalties,
-constraints, processors and log-probabilities, and no request reads the logits of its prompt, ranks send only the
-largest logits (`packed`, `unpacked`). An unpacked row has the largest logits of all ranks, and a smaller value in all
-other columns. So its k largest logits are the k largest of the whole row; among equal logits, those in the first
-columns count as larger, as in `largest`.
+Ranks (processes that share a model) send logits to each other: slices of the vocabulary with tensor parallelism, whole
+rows in a pipeline. If a pass needs only the k largest logits of each row (`Batch.best`), ranks send only these
+(`packed`). The receiver sets all other columns to a smaller value (`unpacked`), so the k largest logits of the row are
+correct; among equal logits, those in the first columns count as larger, as in `largest`.
 """
 
 from __future__ import annotations
@@ -27,8 +23,7 @@ from numpy.typing import NDArray
 from mlx_engine.backends.parameters import Token
 from mlx_engine.options import Sampling
 
-# The smallest and the largest positive normal float32 number. Repetition penalties are clipped to this range, and the
-# logits that they change are clipped to magnitudes of at most `LARGEST`.
+# The smallest and the largest positive normal float32 number. Repetition penalties are clipped to this range.
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 # A table for `masked`. For each byte, it has 8 numbers, from the lowest bit on: plus infinity for a bit that is 1, and
@@ -45,12 +40,10 @@ class Draw:
     """The inputs for choosing one token from a row of logits.
 
     Attributes:
-        sampling: the sampling options.
         recent: all earlier tokens, for the penalties: the prompt, then the generated tokens.
         u: a random number in [0, 1), which selects one of the tokens that the options keep.
         n_prompt: number of tokens of the prompt, which the frequency and presence penalties do not count.
-        mask: (V,) True for each token that the constraint of the sequence allows, at least one; None without a
-            constraint.
+        mask: (V,) True for each token that the constraint allows, at least one; None without a constraint.
     """
 
     sampling: Sampling
@@ -160,8 +153,7 @@ def draw(p: np.ndarray, u: float) -> int:
     """Return the first id at which the cumulative sum of `p` exceeds u times the total."""
     total = np.cumsum(p)
     found = int(np.searchsorted(total, u * total[-1], side="right"))
-    # For u close to 1, rounding may have the effect that no sum exceeds u times the total. Then choose the last token
-    # that is not filtered out.
+    # If u times the total is rounded to the total, no sum exceeds it: choose the last token that is not filtered out.
     return min(found, int(np.flatnonzero(p)[-1]))
 
 

@@ -1,7 +1,4 @@
-"""The guard of a backend's sessions, the `with` blocks in which forward passes run (`Backend.session`).
-
-The guard refuses sessions of closed backends, and sessions in forked processes in which the backend does not work.
-"""
+"""The guard of a backend's sessions, the `with` blocks in which forward passes run (`Backend.session`)."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from mlx_engine.machine.forks import abandoned, kept_over_forks
 
 
 class SessionGuard:
-    """Refuses impossible sessions (`check`); also allows only one thread at a time to have a session (`held`).
+    """Refuses sessions of a closed or forked backend (`check`); allows one thread at a time a session (`held`).
 
     Copies of a backend share the guard of the original.
     """
@@ -28,7 +25,7 @@ class SessionGuard:
             kept_over_forks(self._lock, is_outer=True)
 
     def check(self) -> None:
-        """Check that a session is possible.
+        """Raise an error if no session is possible.
 
         Raises:
             ClosedError: the backend has been closed.
@@ -51,11 +48,7 @@ class SessionGuard:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Wait until no other thread has a session, then hold the session. A thread may nest these blocks.
-
-        Raises:
-            ClosedError, BackendUnavailableError: as `check`.
-        """
+        """Wait until no other thread has a session, then hold the session; may be nested. Raises as `check`."""
         self.check()
         with self._lock:
             self.check()  # another thread may have closed the backend while this thread waited

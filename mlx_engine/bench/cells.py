@@ -1,10 +1,9 @@
 """A cell of a benchmark: one test on one engine, repeated.
 
-The tests are those of llama.cpp's llama-bench. `pp512` is the prefill of 512 tokens, `tg64` the decode of 64 tokens,
-one forward pass each, and `pp512+tg64` is the prefill followed by the decode. `@ d4096` means at depth 4,096 (tokens
-already in the context). Tokens are random and end tokens are ignored. Tokenisation and a warm-up run are not timed.
-Without a KV cache, every pass runs the whole sequence, context included. `components` profiles one pass of a test by
-operation, outside of the timed runs.
+The tests are those of llama.cpp's llama-bench. `pp512` is the prefill of 512 tokens, `tg64` the decode of 64 tokens in
+64 passes, and `pp512+tg64` is the prefill followed by the decode. `@ d4096` means at depth 4,096 (tokens already in the
+context). Tokens are random and not tokenised, and end tokens are ignored. Without a KV cache, every pass runs the whole
+sequence, context included.
 """
 
 from __future__ import annotations
@@ -53,13 +52,8 @@ class TimedTest:
     ) -> None:
         """Prefill the context of the test, and submit the request.
 
-        Args:
-            model: the model.
-            test: the test.
-            ids: the tokens of context and prompt; without a prompt, the tokens of the context and one more.
-            kv: use a KV cache; without it, every pass runs the whole sequence, context included.
-            overlap: on a lazy backend, submit a pass before the previous one has ended.
-            clock: returns the time in seconds.
+        `ids` are the tokens of context and prompt; without a prompt, the tokens of the context and one more. With
+        `overlap`, a lazy backend submits a pass before the previous one has ended.
         """
         self.request = _request(ids, test.n_gen + (test.n_prompt > 0), clock)
         self._n_cached = test.depth if kv else 0
@@ -67,9 +61,9 @@ class TimedTest:
             pool = model.new_pool(self.request.longest, longest_pass=self.request.longest, kept=False)
             self._scheduler = Scheduler(model, pool, clock=clock)
         else:
-            # The pool and the prefix cache of the last test refer to each other, so only the garbage collector frees
-            # them. Free them, so that this test reuses their memory. With new memory, page faults took 120 of the
-            # 1,380 ms in which the shape of Qwen3 0.6B prefills 512 tokens.
+            # The pool and prefix cache of the last test refer to each other, so only the garbage collector frees them.
+            # This test reuses their memory: page faults of new memory took 120 of the 1,380 ms in which the shape of
+            # Qwen3 0.6B prefills 512 tokens.
             gc.collect()
             # With a context, two sequences: the prefix cache holds the context, and the test's sequence copies the last
             # page of the context.
@@ -133,10 +127,8 @@ def measure(
 
     `budget` limits the seconds of the warm-up and all repetitions. If it is too small, fewer repetitions are run. If
     only the warm-up run fits, its times are the result. If no run fits, a part of the test is run and the rest is
-    extrapolated; `Result.estimated` names the part.
-
-    Without `overlap`, a lazy backend starts a pass only after the previous pass has ended. `between` is called before
-    every run and after the last one, for example to measure the machine's limits.
+    extrapolated; `Result.estimated` names the part. `between` is called before every run and after the last one, for
+    example to measure the machine's limits.
 
     Raises:
         OptionError: the test is empty, or does not fit the model's context.
@@ -183,10 +175,7 @@ def check(test: Test, engine: Engine | CheckedCheckpoint) -> None:
 
 
 def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]:
-    """Time prefills of the first PROBES[0] and PROBES[1] tokens of `ids`, each twice, as long as the deadline allows.
-
-    Return the length and the seconds per token of the last run.
-    """
+    """Time prefills of `PROBES` tokens, each twice, until the deadline; return length and s per token of the last."""
     probed, per_token = 0, 0.0
     with engine.backend.session():
         for n in PROBES:
@@ -232,7 +221,7 @@ def _run(engine: Engine, test: Test, ids: list[int], *, kv: bool, overlap: bool,
     return result
 
 
-# The largest number of passes to profile; `components` returns the profile with the median duration.
+# The largest number of passes to profile.
 PROFILED = 5
 
 
@@ -245,11 +234,11 @@ def affordable(result: Result, seconds: float) -> int:
 
 
 def components(engine: Engine, test: Test, n_passes: int, *, seed: int = 0) -> dict[str, Any] | None:
-    """Profile a pass of `test` with a cache: its prefill, or one decode step if it has no prompt.
+    """Profile the prefill of `test`, or one decode step if it has no prompt, with a KV cache.
 
     Of `n_passes` profiled passes, take the one with the median duration. Return milliseconds, calls, floating-point
-    operations and bytes per operation, and milliseconds per part of the model. Return None for a test of prefill and
-    decode, or for 0 passes.
+    operations and bytes per operation, and milliseconds per part of the model; None for a test of prefill and decode,
+    or for 0 passes.
     """
     if n_passes < 1 or (test.n_prompt and test.n_gen):
         return None

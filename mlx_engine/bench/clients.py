@@ -34,13 +34,11 @@ class Scheduled:
     """Runs clients on a scheduler.
 
     Args:
-        engine: the engine.
         sizes: sizes of the engine's weights and caches, from which the work of each step is computed.
         slots: the largest number of clients.
         longest: tokens of the longest prompt and its answer.
         prefix_cache: keep prompts and answers for later requests that share a prefix.
-        overlap: on a lazy backend, submit each pass before the tokens of the previous pass are on the host.
-        clock: returns the time in seconds.
+        overlap: on a lazy backend, submit each pass before the previous one has ended.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class Scheduled:
             ContextLengthError: a prompt and its answer exceed the context.
         """
         options = Options.of(n_gen, ignore_eos=True)
-        # Requests are made before the clock starts, because checking a prompt is the work of the client.
+        # Requests are made before the clock starts, because checking prompts is not the scheduler's work.
         queue = deque(self._engine.request(prompt, options) for prompt in prompts)
         clients = _Clients(self._scheduler, self._clock)
         start = self._clock()
@@ -113,7 +111,6 @@ class _Clients:
         self.timed: dict[Request, RequestTimes] = {}
 
     def submit(self, request: Request) -> None:
-        """Submit a request."""
         self.timed[request] = RequestTimes(self._clock())
         self._scheduler.submit(request)
 
@@ -128,7 +125,7 @@ class _Clients:
         return len(report.ended)
 
     def cancel(self) -> int:
-        """Cancel all requests that have not ended, and return how many they are."""
+        """Cancel all requests that have not ended, and return their number."""
         left = [request for request in self.timed if not request.has_ended]
         for request in left:
             self._scheduler.cancel(request)
@@ -143,10 +140,7 @@ class _Clients:
         return found
 
     def _part(self, request: Request, now: float) -> tuple[int, int, int]:
-        """Record a request's generated tokens; return its part of the step, as `pass_work` takes it.
-
-        The part is (tokens that the step computed, tokens cached before it, rows of logits).
-        """
+        """Record new tokens. Return (tokens that the step computed, tokens cached before the step, rows of logits)."""
         timed, n_tokens = self.timed[request], len(request.output.token_ids)
         n_new = n_tokens - timed.n_tokens
         timed.arrivals += [now] * n_new
@@ -165,7 +159,7 @@ EXTRAS: tuple[dict[str, Any], ...] = (
     {"stream_options": {"include_usage": True}},
     {},
 )
-# Words that, with the space before the word, are one token each in most vocabularies.
+# Words that are one token each, including a space before the word, in most vocabularies.
 WORDS = ("the", "of", "and", "to", "in", "is", "it", "for", "on", "with", "as", "by", "at", "from", "that", "this")
 
 
@@ -174,7 +168,6 @@ class Served:
 
     Attributes:
         url: the address of the API, such as http://127.0.0.1:8080/v1.
-        model: the name of the model.
     """
 
     def __init__(
@@ -185,7 +178,7 @@ class Served:
         api_key: str | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Connect to a server. Without `model`, take the first of its models.
+        """Connect to a server. Without `model`, take the server's first model.
 
         Raises:
             OptionError: the address has no host.
@@ -313,11 +306,7 @@ class Served:
 
 
 class RefusedError(SourceError):
-    """The server refused a request.
-
-    Attributes:
-        status: the HTTP status of the reply.
-    """
+    """The server refused a request; `status` is the HTTP status of the reply."""
 
     def __init__(self, text: str, status: int) -> None:
         self.status = status
@@ -333,7 +322,6 @@ class RequestTimes:
     """The times of one request, in seconds of the client's clock.
 
     Attributes:
-        submitted: when the request was submitted.
         arrivals: when each token arrived; over HTTP, when each piece of text arrived.
         n_tokens: tokens that were generated.
         n_cached: tokens of the prompt that were taken from a prefix cache; None if unknown.
@@ -360,12 +348,10 @@ class Steps:
     """The steps of a scheduler in a run.
 
     Attributes:
-        n: number of steps.
         n_rows: tokens that the steps computed, of prompts and answers.
         n_decoding: number of steps that continued answers.
         n_decoded: tokens of answers that these steps computed.
-        flops: floating-point operations of all steps.
-        nbytes: bytes that all steps read from memory.
+        nbytes: bytes that the steps read from memory.
     """
 
     n: int = 0
@@ -390,7 +376,6 @@ class Run:
     """A run of clients.
 
     Attributes:
-        requests: its requests.
         seconds: the time from the first submission to the end of the run.
         steps: the steps of the scheduler; None over HTTP.
         was_cut: whether a time limit ended the run.
@@ -488,10 +473,9 @@ class Load:
 
     Attributes:
         n_prompt: tokens of each prompt after the shared prefix.
-        n_gen: tokens to generate.
+        n_gen: tokens of each answer.
         requests: requests of each client.
-        shared_prefix: tokens at the beginning of each prompt that all prompts of a run share; 0 for none.
-        seed: seed of the random tokens.
+        shared_prefix: tokens at the beginning of each prompt that all prompts of a run share.
     """
 
     n_prompt: int = 128

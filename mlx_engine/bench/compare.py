@@ -1,8 +1,8 @@
 """Compare measurements: two files of `bench`, or two bottleneck reports of the same model and machine.
 
-A factor is the old time divided by the new time, so above 1 means faster. A measurement has a range: minimum to maximum
-of its samples, in reports the lower to the upper quartile. If the ranges of both measurements overlap, the difference
-may be noise, and the table notes "within the spread".
+A factor is the old time divided by the new time, so above 1 means faster. The table notes "within the spread" if the
+ranges of both measurements overlap (minimum to maximum of the samples, in reports the quartiles): the difference may be
+noise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mlx_engine.bench.tables import Key, Row, aligned, content, figure, millisec
 from mlx_engine.errors import FormatError, OptionError, is_number
 
 HEAD = ("component", "old ms", "new ms", "factor", "note")
-# A slowdown below this factor is noise if there is only one sample.
+# With only one sample, a slowdown below this factor counts as noise.
 NOISE = 1.05
 
 
@@ -63,9 +63,9 @@ def component_tables(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
     saved = {name: ms - (_named(new.get("ops")).get(name) or 0.0) for name, ms in _named(old.get("ops")).items() if ms}
     if saved and before is not None and after is not None:
         most = max(saved, key=lambda name: abs(saved[name]))
-        change = f"{milliseconds(abs(saved[most]))} ms {'less' if saved[most] >= 0 else 'more'}"
+        amount = f"{milliseconds(abs(saved[most]))} ms {'less' if saved[most] >= 0 else 'more'}"
         passes = f"A pass of {milliseconds(before)} ms became one of {milliseconds(after)} ms"
-        yield f"{passes}; {most} changed most: {change}."
+        yield f"{passes}; {most} changed most: {amount}."
 
 
 def _named(found: Any) -> dict[str, float | None]:

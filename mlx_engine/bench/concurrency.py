@@ -31,10 +31,8 @@ class Plan:
 
     Attributes:
         concurrency: the numbers of clients.
-        load: the requests of each client.
         rounds: runs of each number of clients.
         budget: seconds for all runs of one number of clients; None for no limit.
-        clock: returns the time in seconds, to enforce the budget.
     """
 
     concurrency: Sequence[int] = CONCURRENCY
@@ -189,8 +187,7 @@ def engine_rows(
         target = Scheduled(bench.engine, bench.sizes, prefix_cache=prefix_cache, **settings)
         rows: list[Row] = []
         for measured in target_rows(target, plan, bench.limits, announce):
-            # Other ranks of this run may be processes on this machine, and would count as other processes. So the load
-            # of other processes is not reported.
+            # Other ranks of this run may be on this machine, and would count as the load of other processes.
             unknown = fields(None) if bench.engine.model.is_shared else {}
             rows = [{**about, **bench.about(), **row, **unknown} for row in measured]
             yield [*found, *rows]
@@ -202,8 +199,7 @@ def server_rows(server: Served, plan: Plan, *, announce: Announce = lambda *repo
     """Yield all rows so far, after each round: one per number of clients of a server."""
     common = {**origin(), "model_name": server.model, "model_size": None, "model_n_params": None, "quant": "keep"}
     common |= {"backend": "HTTP", "url": server.url, "device": None, "threads": None, "unavailable": None, "kv": True}
-    # The server may be a process on this machine, and would count as another process. So the load of other processes is
-    # not reported.
+    # The server may be on this machine, and would count as the load of other processes.
     common |= fields(None)
     for rows in target_rows(server, plan, None, announce):
         yield [{**row, **common} for row in rows]

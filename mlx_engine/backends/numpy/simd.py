@@ -88,13 +88,12 @@ class SimdBackend(Backend):
 
     def __init__(self) -> None:
         super().__init__()
-        # Search for the BLAS libraries (`_libraries`) here, and not in the first pass.
+        # Find the BLAS libraries (`_libraries`) here, and not in the first pass.
         with one_blas_thread():
             pass
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Limit BLAS to one thread, and restore the previous limit afterwards."""
         with super().session(), one_blas_thread():
             yield
 
@@ -141,8 +140,8 @@ class SimdBackend(Backend):
         for span, end, n in zip(kv.spans, ends, counts, strict=True):
             if n:
                 rows, first = slice(end - n, end), kv.first_visible(span, n)
-                seen = kv.store[:, :, span.slots(first, span.length, kv.page)]
-                expanded = key_values.expanded(seen, self.kv_type)
+                stored = kv.store[:, :, span.slots(first, span.length, kv.page)]
+                expanded = key_values.expanded(stored, self.kv_type)
                 y[rows] = self._attend(q[rows], expanded[0], expanded[-1], kv.window, scores)
         return y
 
@@ -183,7 +182,6 @@ class SimdBackend(Backend):
         return np.square(np.maximum(x, np.float32(0)))
 
     def clamped_swiglu(self, gate: Native, up: Native) -> Native:
-        """For a very negative gate the exponential overflows to infinity, and the result is 0, which is correct."""
         alpha, limit = np.float32(SWIGLU_ALPHA), np.float32(SWIGLU_LIMIT)
         g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
         with np.errstate(over="ignore"):
@@ -218,7 +216,7 @@ class SimdBackend(Backend):
         return x[rows[0] : rows[0] + 1] if len(rows) == 1 else x[list(rows)]
 
     def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
-        """Use a stable sort, which keeps experts with equal logits in ascending order."""
+        """Use a stable sort: of experts with equal scores, the first ones are chosen."""
         p = softmax(logits) if routing.scoring == "softmax" else self.sigmoid(logits)
         ranked = logits if routing.ranks_logits else p if routing.bias is None else p + routing.bias
         ranked = ranked if routing.groups is None else _of_groups(ranked, *routing.groups)
@@ -229,7 +227,7 @@ class SimdBackend(Backend):
         return ids, weights if routing.scales is None else weights * routing.scales[ids]
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
-        """For each expert in turn, multiply the rows of all tokens that have chosen this expert."""
+        """For each expert, multiply the rows of all tokens that have chosen this expert."""
         chosen = ids.reshape(-1)
         y, each = np.empty((len(chosen), linear.shape[0]), dtype=np.float32), len(chosen) // len(x)
         for e in np.unique(chosen):
@@ -254,7 +252,6 @@ class SimdBackend(Backend):
         return total
 
     def argmax(self, logits: Native) -> Native:
-        """`np.argmax` returns the first of equal values, as required."""
         return int(np.argmax(logits))
 
     def sample(self, logits: Native, draw: Draw) -> Native:
@@ -291,8 +288,8 @@ class SimdBackend(Backend):
         return int(store.nbytes)
 
     # ---- recurrent states: convolutions, delta rules and state spaces ----
-    # A store is one array (slots, ...). The order of every sum is independent of the number of tokens in the pass, so
-    # the results for a token have the same bits, whether the tokens of a sequence run in one pass or in several.
+    # A store is one array (slots, ...). The order of every sum is independent of the number of tokens in the pass, so a
+    # token's bits do not depend on how its sequence is divided into passes.
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
         """Return zeros, whose memory the operating system maps only when a slot is written."""
@@ -353,7 +350,6 @@ class SimdBackend(Backend):
         return y
 
     def sigmoid(self, x: Native) -> Native:
-        """For a very negative x the exponential overflows to infinity, and 1 / infinity is 0, which is correct."""
         with np.errstate(over="ignore"):
             return np.float32(1) / (np.float32(1) + np.exp(-x))
 
@@ -362,8 +358,7 @@ class SimdBackend(Backend):
 def rope_table(rope: Rope, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return cosines and sines (T, 1, E/2) for T positions, multiplied by the `lengths` and the `growth` of the rope.
 
-    Cached, because every layer of a pass needs the same table. So `positions` must be hashable: a tuple or a range.
-
+    Cached, because every layer of a pass needs the same table; so `positions` must be hashable: a tuple or a range.
     Angles are float64: at position 40,000 a float32 angle is wrong in the third decimal.
     """
     angles = np.outer(np.asarray(positions, dtype=np.float64), np.asarray(rope.frequencies))[:, None, :]
@@ -387,10 +382,9 @@ def hidden_keys(n_queries: int, n_keys: int, window: int | None) -> np.ndarray |
 
 
 def softmax(scores: np.ndarray, sinks: np.ndarray | None = None) -> np.ndarray:
-    """Return the softmax over the last axis. The maximum is subtracted first, so that no exponential overflows.
+    """Return the softmax over the last axis.
 
-    `sinks`, whose last axis has size 1, has one more score for each row. This score counts in the sum by which the
-    weights are divided, but its own weight is not returned.
+    `sinks` (..., 1) has an additional score for each row: it counts in the maximum and the divisor, but has no weight.
     """
     most = scores.max(axis=-1, keepdims=True)
     most = most if sinks is None else np.maximum(most, sinks)
@@ -467,7 +461,7 @@ class ParallelBackend(SimdBackend):
         return y if linear.bias is None else y + linear.bias
 
     def _attend(self, q: Native, keys: Native, values: Native, window: int | None, of: Scores) -> Native:
-        """Compute attention in chunks of some KV heads."""
+        """Divide the KV heads into chunks."""
         n_kv_heads, group = len(keys), q.shape[1] // len(keys)
         y = np.empty_like(q)
 
@@ -480,7 +474,7 @@ class ParallelBackend(SimdBackend):
         return y
 
     def _run(self, work: Callable[[int, int], None], n: int, multiplications: int) -> None:
-        """Call `work(first, last)` for ranges that together are [0, n): several ranges if there is enough work."""
+        """Divide [0, n) into ranges, one if there is little work, and call `work(first, last)` for each."""
         n_chunks = min(n, CHUNKS, multiplications // WORTHWHILE)
         if n_chunks < 2:
             return work(0, n)

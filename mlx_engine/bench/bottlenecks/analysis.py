@@ -4,13 +4,12 @@ Times are in milliseconds. A span is the measured time of one call of an operati
 the time to read its bytes at the memory bandwidth or the time of its arithmetic at the peak, whichever is longer. Its
 gain is its corrected time (see below) minus its time at the limit.
 
-A plain pass is a pass without profiling. In a profiled pass, each operation is a separate call from Python, and the
-weights have evicted the interpreter from the CPU caches before each call. So the operations together take longer than a
-plain pass. To correct for this, the same time is subtracted from every call. This time is chosen so that the operations
-of a decode step add up to a plain decode step, with two bounds. No operation is reduced below its limit. The time is at
-most twice the median of (time of a call - its time at the limit), so an operation that is slow for another reason stays
-slow. Calls of prefill are reduced by the time that was determined for decode, because prefill has few and long calls,
-whose excess is mostly noise.
+In a profiled pass, each operation is a separate call from Python, and the weights have evicted the interpreter from the
+CPU caches before each call. So the operations together take longer than a plain pass (one without profiling). To
+correct for this, the same time is subtracted from every call, but no operation is reduced below its limit. This time
+makes the operations of a decode step add up to a plain step. It is at most twice the median of (time of a call - its
+time at the limit), so that an operation that is slow for another reason stays slow. Prefill is corrected by the same
+time, because prefill has few and long calls, whose excess is mostly noise.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ class Operation:
     """An operation in the profiled passes: all calls of one role, such as "attn_q+k+v".
 
     Attributes:
-        samples: for each pass, the milliseconds of all calls in this pass.
-        n_calls: number of calls, summed over all passes.
+        samples: for each pass, the milliseconds of all its calls.
+        n_calls: number of calls in all passes.
         needed: cost of these calls.
     """
 
@@ -128,16 +127,13 @@ def _layer(layer: int, halves: Sequence[tuple[float, float]]) -> dict[str, float
 
 
 def is_feed_forward(span: Span) -> bool:
-    """Return whether a span belongs to the FFN half of its layer.
-
-    `span.part` is the name of its first parameter. A span without parameters has the part of the span before it.
-    """
+    """Return whether a span belongs to the FFN half of its layer."""
     return span.part.startswith(("ffn", "post_ffw"))
 
 
 # The ranking's line for time outside of operations.
 BETWEEN = "between operations"
-# The correction is at most this multiple of the median of (time of a call - its time at the limit).
+# The bound of the correction, as a multiple of the median of (time of a call - its time at the limit).
 UNUSUAL = 2
 
 
@@ -219,8 +215,8 @@ def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much:
     if too_much <= 0:
         return 0.0
     for most, n in excess:
-        # Calls are in ascending order of their excess over the limit. If reducing all remaining calls by `most`, the
-        # whole excess of this one, is not enough, only the later calls are reduced further.
+        # Operations are in ascending order of their excess per call. If it is not enough to reduce all remaining calls
+        # by `most`, the whole excess of this operation, only the calls of later operations are reduced further.
         if too_much <= (most - off) * calls:
             off += too_much / calls
             break
@@ -229,29 +225,22 @@ def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much:
 
 
 def _usual(excess: Sequence[tuple[float, float]]) -> float:
-    """Return the median over all calls of (time - time at the limit).
-
-    `excess` has a pair per operation: this difference for one of its calls, and the number of its calls. The pairs are
-    in ascending order.
-    """
-    half, seen = sum(n for _, n in excess) / 2, 0.0
+    """Return the median of all calls' excess; `excess` has (excess per call, number of calls), in ascending order."""
+    half, counted = sum(n for _, n in excess) / 2, 0.0
     for ms, n in excess:
-        seen += n
-        if seen >= half:
+        counted += n
+        if counted >= half:
             return ms
     return 0.0
 
 
 def ranked(
-    found: Sequence[Line], plain: float, between: float, *, is_sure: bool = True
+    found: Sequence[Line], whole: float, between: float, *, is_sure: bool = True
 ) -> list[dict[str, float | str | None]]:
     """Rank operations and the time between them by gain, or by time if the limits are unknown.
 
-    Args:
-        found: the times of the operations.
-        plain: the milliseconds to which the shares are relative.
-        between: milliseconds between operations.
-        is_sure: whether `between` is more than noise. If not, its gain is 0.
+    Shares are relative to `whole` ms. If `between`, the ms between operations, may be noise (not `is_sure`), its gain
+    is 0.
     """
     rows: list[dict[str, float | str | None]] = [
         {"role": line.op.role, "ms": line.ms, "limit_ms": line.floor, "gain_ms": line.gain} for line in found
@@ -260,7 +249,7 @@ def ranked(
     limit, gain = (0.0, between if is_sure else 0.0) if is_limited else (None, None)
     rows.append({"role": BETWEEN, "ms": between, "limit_ms": limit, "gain_ms": gain})
     for row in rows:
-        row["share"] = gain_of(row) / plain
+        row["share"] = gain_of(row) / whole
     return sorted(rows, key=gain_of, reverse=True)
 
 
@@ -279,10 +268,7 @@ FOUR_BITS = 4.5
 
 
 def between(n_calls: float, by_round: Mapping[str, float], *, lazy: bool) -> str:
-    """Return the advice for the time between operations. `by_round` is the spread of this time over the rounds, in ms.
-
-    If the lower quartile is not positive, the time may be noise.
-    """
+    """Return the advice for the time between operations; `by_round` is its spread over the rounds, in ms."""
     what = "building the graph, submitting it to the device and waiting" if lazy else "interpreter and dispatch"
     sure = f"{by_round['q1']:.3g} to {by_round['q3']:.3g} ms from round to round"
     end = "Fewer and larger calls reduce it." if by_round["q1"] > 0 else "It may be noise."
@@ -338,10 +324,7 @@ class Kind:
         return operations([taken for passes in self.profiled for taken in passes])
 
     def beyond(self) -> list[float]:
-        """Return for each round the milliseconds of a plain pass minus the sum of the operations.
-
-        Both are of the same round, because its plain and profiled passes are measured close in time.
-        """
+        """Return for each round the milliseconds of a plain pass minus the sum of the operations in a profiled pass."""
         sums = [statistics.median(phases(taken)["sum"] for taken in passes) for passes in self.profiled]
         return [statistics.median(plain) - ms for plain, ms in zip(self.plain, sums, strict=True)]
 
@@ -367,12 +350,7 @@ def profiling_overhead(found: Mapping[str, Kind], limits: Limits | None) -> floa
 def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, float], *, lazy: bool) -> Report:
     """Return the part of the report about passes of this kind, an entry of its "phases".
 
-    Args:
-        kind: the passes.
-        limits: the machine's limits; None if they are unknown.
-        off: milliseconds to subtract from every call.
-        held: bits per weight by role.
-        lazy: whether the backend is lazy.
+    `off` is the milliseconds to subtract from every call; `held` has the bits per weight by role.
     """
     ops, passes = kind.operations(), [taken for passes in kind.profiled for taken in passes]
     lines = lines_of(ops, limits, off)
@@ -382,8 +360,7 @@ def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, floa
     says = {line.op.role: advice(line, _bits(line.op, held)) for line in lines}
     says[BETWEEN] = between(n_calls, rest, lazy=lazy)
     left = kind.whole - sum(line.ms for line in lines)
-    # Shares are relative to the plain pass or to the sum of the operations, whichever is longer. So no share exceeds
-    # 100%.
+    # Shares are relative to the plain pass or to the sum of the operations, the longer one, so that none exceeds 100%.
     longer = max(kind.whole, kind.whole - left)
     ranking = ranked(lines, longer, max(0.0, left), is_sure=rest["q1"] > 0)
     return {
@@ -496,7 +473,7 @@ def run_plain(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> M
 
 
 def run_profiled(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> list[Pass]:
-    """Run the test on a copy of the backend that times every operation."""
+    """Run the test, with every operation timed."""
     profiler = Profiler(clock, keep=True)
     model = copy.copy(engine.model)
     model.run_on(profiled(engine.backend, profiler))

@@ -189,7 +189,7 @@ def breakdown(phase: Report) -> str:
 
 
 def operations(phase: Report, limits_known: bool) -> str:
-    """Return the table of operations with their rates; with `limits_known` also columns about the machine's limits."""
+    """Return the table of operations; the columns about the machine's limits are left out if these are unknown."""
     rows = [["operation", "calls", "ms", "share", "us per call", "MB", "GB/s", "GFLOP/s", "bound by", "of the limit"]]
     shown, rest = split(sorted(phase["operations"], key=lambda op: -op["ms"]))
     for op in shown:
@@ -255,7 +255,7 @@ def is_longer_apart(phase: Report) -> bool:
 
 
 def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
-    """Split rows into those that get a line of their own, and small ones, which are combined into one line."""
+    """Return the rows that are shown one by one, and the small rows, which are combined into one line."""
     small = [row for row in rows if row["share"] < SMALL and row["role"] != BETWEEN]
     return ([row for row in rows if row not in small], small) if len(small) > 1 else (rows, [])
 
@@ -264,8 +264,7 @@ def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
 OPTIONS = {
     "model": "--model", "backend": "--backend", "quant": "--quant", "quant_min_dim": "--quant-min-dim",
     "threads": "--threads", "activations": "--activations", "kv_type": "--kv-type", "n_prompt": "-p", "n_gen": "-n",
-    "depth": "--depth",
-    "repetitions": "-r", "budget": "--budget",
+    "depth": "--depth", "repetitions": "-r", "budget": "--budget",
 }  # fmt: skip
 
 

@@ -137,7 +137,7 @@ def report(
     }
     how |= {"activations": settings.activations, "kv_type": settings.kv_type, "speculate": OFF}
     check(settings.test, open_source(path, settings.backend, **how))
-    engine, phases = loaded(lambda: load(path, settings.backend, **how))
+    engine, loads = loaded(lambda: load(path, settings.backend, **how))
     checkpoint = open_model(path, settings.allow_settings)
     known = {"kind": KIND, **origin(), "command": command(asdict(settings)), "settings": asdict(settings)}
     known |= described(engine, checkpoint, digest(path))
@@ -152,11 +152,11 @@ def report(
     finally:
         if limits is not None:
             limits.close()
-    return known | summed(engine, settings, phases, rounds, limits)
+    return known | summed(engine, settings, loads, rounds, limits)
 
 
 def loaded(load: Callable[[], Engine], clock: Clock = time.perf_counter) -> tuple[Engine, list[dict[str, float]]]:
-    """Load the engine repeatedly. Return the last one, and for each load the seconds of its phases."""
+    """Load the engine repeatedly. Return the last engine, and for each load the seconds of its phases."""
     start, phases = clock(), []
     while True:
         engine = load()
