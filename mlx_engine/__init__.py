@@ -11,13 +11,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-# MLX reads these environment variables when it is imported, which happens after these lines. Values that the user has
-# set are kept. By default MLX may compute float32 matrix products in TensorFloat-32 on new hardware, which would round
-# the inputs to 10 bits of mantissa.
+# MLX reads these environment variables when it is imported, after these lines. The user's values are kept. By default,
+# MLX may compute float32 matrix products in TensorFloat-32, which rounds inputs to 10 bits of mantissa.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 if sys.platform == "darwin":
-    # By default MLX ends a Metal command buffer after about 50 operations, or after 50 MB of inputs, including weights.
-    # A token would need about a dozen command buffers, of about 20 us each.
+    # By default MLX ends a Metal command buffer after about 50 operations or 50 MB of inputs, including weights. So a
+    # token would need about a dozen command buffers, which cost about 20 us each.
     os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "1000")
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "400")
 

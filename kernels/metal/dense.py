@@ -1,7 +1,7 @@
 """Multiply by a float32 matrix that is not quantised, in the order of summation of the kernels for quantised weights.
 
-MLX chooses among several float kernels by shape, so the bits of a row depend on the size of the batch. With this kernel
-they do not. For prompts this kernel is slower than MLX's kernels, because it does not use matrix units.
+MLX chooses its float kernel by shape, so the bits of a row would depend on the size of the batch. For prompts this
+kernel is slower than MLX's kernels, because it does not use matrix units.
 """
 
 from __future__ import annotations
@@ -16,21 +16,14 @@ from .reference import EPSILON, PRODUCT, Expected, wide
 from .rows import Tuning, default_tuning, geometry
 
 KERNEL = Kernel.load("dense", ["x", "w"], ["y"])
-# The smallest K. MLX passes an array of fewer than eight elements in another address space, see `in_device_memory` in
-# layout.py.
+# The smallest K: see `in_device_memory` in layout.py.
 NARROWEST = 8
 
 
 def dense(x: mx.array, weight: mx.array, *, tuning: Tuning | None = None) -> mx.array:
-    """Compute `x @ weight.T` for any number V of vectors.
+    """Compute `x @ weight.T`, (V, N), for x (V, K) and weight (N, K), all float32; K is at least 8, and V any number.
 
-    Args:
-        x: (V, K) float32, K at least 8.
-        weight: (N, K) float32.
-        tuning: rows per lane and SIMD-groups per threadgroup. The result's bits depend neither on the tuning nor on V.
-
-    Returns:
-        (V, N) float32. The error is at most `4 * 2**-24 * sum(|x| * |weight|)`.
+    The error is at most `4 * 2**-24 * sum(|x| * |weight|)`. The bits of a row depend neither on V nor on `tuning`.
 
     Raises:
         ValueError: x or the matrix has a wrong shape or type.

@@ -1,7 +1,6 @@
 """Expand a whole quantised matrix to floats, for use outside of the engine, which multiplies quants directly.
 
-Each thread expands 16 weights. Floats take more memory traffic than quants. So for fewer than a few hundred vectors, it
-is slower to expand the matrix before a product.
+For fewer than a few hundred vectors, a product with the expanded matrix is slower: floats take more memory traffic.
 """
 
 from __future__ import annotations
@@ -24,14 +23,7 @@ def grid(n_weights: int) -> tuple[Size, Size]:
 
 
 def dequantize(weight: StoredMatrix, dtype: mx.Dtype = mx.float32) -> mx.array:
-    """Return the weights of a matrix in float32, as the format defines them, or rounded from float32 to float16.
-
-    Args:
-        weight: (N, K), of any stored type.
-        dtype: float16 or float32.
-
-    Returns:
-        (N, K) of type `dtype`.
+    """Return the weights (N, K) in float32, as the format defines them, or rounded from float32 to float16.
 
     Raises:
         ValueError: `dtype` is another type.

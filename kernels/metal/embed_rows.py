@@ -23,14 +23,9 @@ def grid(tokens: int, n_columns: int) -> tuple[Size, Size]:
 
 
 def embed_rows(table: StoredMatrix, ids: mx.array) -> mx.array:
-    """Return the table's rows `ids` as float32.
+    """Return rows `ids`, (T,) int32, of a table (N, K): (T, K) float32, bit for bit as the format defines the weights.
 
-    Args:
-        table: (N, K), of any stored type.
-        ids: (T,) int32, the row number for each token. Ids are not checked; the row of an invalid id is NaN.
-
-    Returns:
-        (T, K) float32: the weights as the format defines them, bit for bit.
+    The values of ids are not checked; the row of an invalid id is NaN.
 
     Raises:
         ValueError: the ids are not (T,) int32.

@@ -35,14 +35,11 @@ LAYOUT_Q8_0 = Layout("Q8_0", layout.Q8_0, group=BLOCK, bits=8, entry=1, dtype=mx
 
 
 class Q8_0Matrix(StoredMatrix):  # noqa: N801 - the format's name
-    """A Q8_0 matrix (N, K): `weight[n, k] = ws[n, k // 32] * quant[n, k]`, four quants in each uint32 of `wq`.
+    """A Q8_0 matrix (N, K): `weight[n, k] = ws[n, k // 32] * quant[n, k]`.
 
     Attributes:
         wq: uint32 (N, K / 4); byte k % 4 of element (n, k // 4), counted from the lowest, is `quant[n, k] ^ 0x80`.
         ws: float16 (N, K / 32), scales.
-
-    Raises:
-        ValueError: the shapes or types of the two arrays do not match.
     """
 
     def __init__(self, wq: mx.array, ws: mx.array) -> None:
@@ -61,11 +58,9 @@ class Q8_0Matrix(StoredMatrix):  # noqa: N801 - the format's name
 
 
 def split_q8_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> Q8_0Matrix:
-    """Repack the Q8_0 blocks of a file, in row order, for GPU memory; no weight changes.
+    """Repack the Q8_0 blocks of a file, N * K / 32 * 34 bytes in row order, as a matrix of `shape` (N, K).
 
-    Args:
-        raw: N * K / 32 * 34 bytes, of any shape; may be a read-only view of a mapped file.
-        shape: (N, K).
+    `raw` has any shape, and may be a read-only view of a mapped file.
 
     Raises:
         ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
@@ -88,17 +83,11 @@ def joined(matrix: Q8_0Matrix) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
 # ---- Q4_0 ----
 
 # Q4_0 in GPU memory: quants of four bits, and float16 scales. `weight = d * (q - 8)`.
-
-
 LAYOUT_Q4_0 = Layout("Q4_0", layout.Q4_0, group=BLOCK, bits=4, entry=1, dtype=mx.float16, affine=_AFFINE_Q4_0)
 
 
 def split_q4_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
-    """Repack the Q4_0 blocks of a file, N * K / 32 * 18 bytes, as `split_q8_0` does; no weight changes.
-
-    Raises:
-        ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
-    """
+    """Repack the Q4_0 blocks of a file, N * K / 32 * 18 bytes; arguments and errors are those of `split_q8_0`."""
     found = blocks_of("split_q4_0", raw, shape, blocks.Q4_0, BLOCK)
     # The low four bits of 16 bytes hold 16 quants, and the high four bits the next 16.
     quants = np.concatenate([found["qs"] & np.uint8(15), found["qs"] >> np.uint8(4)], axis=-1)
@@ -135,11 +124,7 @@ LAYOUT_Q4_K = Layout("Q4_K", layout.Q4_K, group=SUPERBLOCK, bits=4, entry=WORDS,
 
 
 def split_q4_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
-    """Repack the Q4_K blocks of a file, N * K / 256 * 144 bytes, as `split_q8_0` does; no weight changes.
-
-    Raises:
-        ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
-    """
+    """Repack the Q4_K blocks of a file, N * K / 256 * 144 bytes; arguments and errors are those of `split_q8_0`."""
     found = blocks_of("split_q4_k", raw, shape, blocks.Q4_K, SUPERBLOCK)
     # The low four bits of 32 bytes hold 32 quants, and the high four bits the next 32.
     qs = found["qs"].reshape(*found.shape, 4, 1, 32)
@@ -177,11 +162,7 @@ LAYOUT_Q6_K = Layout("Q6_K", layout.Q6_K, group=SUPERBLOCK, bits=6, entry=HALVES
 
 
 def split_q6_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
-    """Repack the Q6_K blocks of a file, N * K / 256 * 210 bytes, as `split_q8_0` does; no weight changes.
-
-    Raises:
-        ValueError: `raw` has another number of bytes, or K is not a multiple of the block size.
-    """
+    """Repack the Q6_K blocks of a file, N * K / 256 * 210 bytes; arguments and errors are those of `split_q8_0`."""
     found = blocks_of("split_q6_k", raw, shape, blocks.Q6_K, SUPERBLOCK)
     # In each half of a block, 64 bytes of `ql` hold the low four bits of 128 quants: quants 0 to 63 in the low halves
     # of the bytes, quants 64 to 127 in the high halves. 32 bytes of `qh` hold the high two bits: those of quants 0 to
@@ -232,14 +213,9 @@ def affine_layout(bits: int, group: int, scale: str) -> Layout:
 def join_affine(
     of: Layout, shape: tuple[int, int], quants: NDArray[np.uint8], scales: NDArray[np.uint8], biases: NDArray[np.uint8]
 ) -> StoredMatrix:
-    """Return a matrix from the bytes of its three tensors in an MLX folder; no weight changes.
+    """Return a matrix of layout `of` and shape (N, K) from the bytes of its three tensors in an MLX folder.
 
-    Args:
-        of: the layout, from `affine_layout`.
-        shape: (N, K).
-        quants: N * K * bits / 8 bytes, of any shape.
-        scales: the bytes of N * K / group numbers.
-        biases: the bytes of N * K / group numbers.
+    `quants` has N * K * bits / 8 bytes; `scales` and `biases` have the bytes of N * K / group numbers each.
 
     Raises:
         ValueError: an array has another number of bytes, or K is not a multiple of the group size.

@@ -1,7 +1,7 @@
 """Apply RMSNorm and RoPE to the heads of queries and keys, and split values into heads, in one launch.
 
-One launch replaces two norms, two rotations and three copies. Queries are returned by head, (H, T, E). Keys and values
-are returned as one array (2, G, T, E), like the KV store (2, G, slots, E), so that one update writes both.
+One launch replaces two norms, two rotations and three copies. Keys and values are returned as one array (2, G, T, E),
+like the KV store (2, G, slots, E), so that one update writes both.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def grid(tokens: int, n_heads: int, n_kv_heads: int) -> tuple[Size, Size]:
 def rotation_table(frequencies: Sequence[float], n_positions: int, first: int = 0) -> NDArray[np.float32]:
     """Return the cos/sin table (n_positions, E / 2, 2) of the angles `position * frequency`, from position `first` on.
 
-    The table is computed in float64 and rounded to float32. Row i is the `cos_sin` of a token at position `first + i`.
+    The table is computed in float64 and rounded to float32.
     """
     positions = np.arange(first, first + n_positions, dtype=np.float64)
     angles = positions[:, None] * np.asarray(frequencies, dtype=np.float64)
@@ -52,13 +52,11 @@ def head_norm_rope(
 ) -> tuple[mx.array, mx.array]:
     """Split q, k and v into heads; norm (if `norm_weights` are given) and rotate the heads of q and k.
 
-    A rotation turns each pair of elements (j, j + E / 2) of a head.
-
     Args:
         q: (T, H * E) float16 or float32, any number T of tokens.
         k: (T, G * E) of the same type.
         v: (T, G * E) of the same type.
-        cos_sin: (T, E / 2, 2) float32, cosine and sine for each token and pair.
+        cos_sin: (T, E / 2, 2) float32, cosine and sine for each token and pair of elements (j, j + E / 2).
         head_dim: E, an even number of at least 8.
         norm_weights: two arrays (E,) of float32, for q and for k; None for no norms.
         eps: epsilon of the norms of q and of k.

@@ -1,10 +1,9 @@
-"""The layout of quantised matrices in GPU memory: an array of packed quants and an array of scales, for every type.
+"""The layout of quantised matrices in GPU memory: an array of packed quants and an array of scales (`StoredMatrix`).
 
 In a file, each block contains its scales and its quants, so quants are not aligned for loads of several words. Split
 into two arrays, a matrix takes the same memory, and a SIMD-group reads consecutive aligned quants. Quants are unsigned
-and in MLX's order, the first in the lowest bits of a uint32. So for most types `mx.quantized_matmul` accepts the array
-of quants, together with scales and biases in float32. `mx.quantized_matmul` is the fallback for a GPU that refuses our
-kernels.
+and in MLX's order, the first in the lowest bits of a uint32. So for most types, `mx.quantized_matmul` accepts these
+quants; it is the fallback for a GPU that refuses our kernels.
 
 Kernels read sixteen weights at a time, with a function from the header of the type, such as `q4_0.h.metal`. A new type
 needs such a header, which is listed in `HEADERS` (kernels/kernel.py); a number in this file and in `sixteen.h.metal`;
@@ -32,11 +31,11 @@ Q8_0, Q4_0, Q4_K, Q6_K, AFFINE4, AFFINE8, MLX4, MLX8 = range(8)
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a stored type: of the quants `wq` and the scales `ws` of a `StoredMatrix`.
+    """The layout of the quants `wq` and the scales `ws` of a `StoredMatrix`.
 
     Attributes:
         name: name of the type.
-        kind: number of the type in the kernels' text.
+        kind: number of the type in the kernels' source.
         group: number of columns that share an entry of `ws`; K is a multiple of it.
         bits: bits per quant.
         entry: number of elements in an entry of `ws`.
@@ -66,7 +65,7 @@ class StoredMatrix:
     """An (N, K) matrix in the layout of its type.
 
     Attributes:
-        layout: the layout of the arrays.
+        layout: the layout of `wq` and `ws`.
         wq: uint32 (N, K * bits / 32), packed quants.
         ws: (N, K / group * entry), scales, and minima or biases.
 
@@ -99,12 +98,12 @@ class StoredMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes, the same as in a file. A product reads all of these bytes."""
+        """Size in bytes, the same as in a file."""
         return self.wq.nbytes + self.ws.nbytes
 
     @property
     def inputs(self) -> list[mx.array]:
-        """Both arrays, as arguments of a kernel."""
+        """The arguments of a kernel: `wq` and `ws`."""
         return [in_device_memory(self.wq), in_device_memory(self.ws)]
 
     @property
@@ -113,7 +112,7 @@ class StoredMatrix:
         return self.layout.code
 
     def scales_and_biases(self, ws: mx.array | None = None) -> tuple[mx.array, mx.array]:
-        """Return scales and biases in MLX's affine format: of all rows, or only of the rows that `ws` contains.
+        """Return scales and biases in MLX's affine format: of all rows, or of the rows whose scales are `ws`.
 
         Raises:
             ValueError: MLX's format cannot express the type.
@@ -134,7 +133,7 @@ class StoredMatrix:
 
 @dataclass(frozen=True, eq=False)
 class AffineMatrix:
-    """An (N, K) matrix in the arrays of `mx.quantized_matmul`: `weight = scale * quant + bias`.
+    """An (N, K) matrix in the arrays of `mx.quantized_matmul`, for prompt kernels: `weight = scale * quant + bias`.
 
     Attributes:
         wq: uint32 (N, K * bits / 32), the first quant in the lowest bits.
@@ -174,12 +173,12 @@ class AffineMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes. A product reads all of these bytes."""
+        """Size in bytes."""
         return self.wq.nbytes + self.scales.nbytes + self.biases.nbytes
 
     @property
     def inputs(self) -> list[mx.array]:
-        """The three arrays, as arguments of a kernel."""
+        """The arguments of a kernel: quants, scales and biases."""
         return [in_device_memory(part) for part in (self.wq, self.scales, self.biases)]
 
     @property
@@ -194,7 +193,7 @@ class AffineMatrix:
 
 
 def expanded(matrix: StoredMatrix) -> NDArray[np.float64]:
-    """Return the weights (N, K), exactly, in float64, for the references of kernels."""
+    """Return the exact weights (N, K) in float64, for the references of kernels."""
     with mx.stream(mx.cpu):
         return np.array(matrix.dequantized()).astype(np.float64)
 
@@ -212,14 +211,9 @@ def unwritten(shape: Sequence[int], dtype: type[np.generic]) -> mx.array:
 def blocks_of(
     where: str, raw: NDArray[np.uint8], shape: tuple[int, int], dtype: np.dtype[np.void], block: int
 ) -> NDArray[np.void]:
-    """Return the bytes of an (N, K) matrix as a structured array (N, K / block), with one element per block.
+    """Return the bytes `raw` of an (N, K) matrix as an array (N, K / block) of `dtype`, one element per block.
 
-    Args:
-        where: name of the calling function, for the error message.
-        raw: the bytes, uint8 of any shape.
-        shape: (N, K).
-        dtype: the layout of a block.
-        block: weights per block.
+    A block has `block` weights. `where` is the name of the calling function, for the error message.
 
     Raises:
         ValueError: `raw` has another type or number of bytes, or K is not a multiple of the block size.

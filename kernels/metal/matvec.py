@@ -3,9 +3,7 @@
 The ladder is four kernels for the same product, from slow to fast. With float32 activations, the engine uses this
 kernel in decode (gemv) and in prefill. It is faster than rung 2, `simd_per_row`: a lane loads 16 bytes of Q8_0 at once,
 so four times as many bytes are in flight, and each load of x is used for several rows. Weights are nearly all of the
-memory traffic; for up to eight vectors they are read only once.
-
-The order of summation depends only on K, not on the number of rows, vectors or threads.
+memory traffic; for up to eight vectors they are read only once. The order of summation depends only on K.
 """
 
 from __future__ import annotations
@@ -25,17 +23,10 @@ KERNEL = Kernel.load("matvec", ["x", "wq", "ws"], ["y"])
 def matvec(
     x: mx.array, weight: StoredMatrix, *, dtype: mx.Dtype = mx.float32, tuning: Tuning | None = None
 ) -> mx.array:
-    """Compute `x @ weight.T` for any number V of vectors.
+    """Compute `x @ weight.T`, (V, N), for x (V, K) of float16, bfloat16 or float32 and any number V of vectors.
 
-    Args:
-        x: (V, K) float16, bfloat16 or float32.
-        weight: (N, K), of any stored type.
-        dtype: the type of the result: that of x, or float32.
-        tuning: rows per lane and SIMD-groups per threadgroup. The result's bits depend neither on the tuning nor on V.
-
-    Returns:
-        (V, N), rounded from float32 to `dtype`. Before this rounding, the error is at most
-            `4 * 2**-24 * sum(|x| * |weight|)`.
+    The result is rounded from float32 to `dtype`, which is float32 or the type of x. Before this rounding, the error is
+    at most `4 * 2**-24 * sum(|x| * |weight|)`. The bits of a row depend neither on V nor on `tuning`.
 
     Raises:
         ValueError: x has a wrong shape or type, or `dtype` is not allowed.

@@ -1,7 +1,6 @@
 """RMSNorm, gate projection, up projection and activation in one launch: the first half of a gated feed-forward network.
 
-This is faster than four launches, which wait for each other and pass the two products through memory. The activation
-is applied here and not in the down projection, where every output row would recompute it.
+This is faster than four launches, which wait for each other and pass the two products through memory.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def norm_gate_up(
     *,
     tuning: Tuning | None = None,
 ) -> mx.array:
-    """Compute `activation(h @ gate.T) * (h @ up.T)` with `h = rms_norm(x, norm_weight, eps)`.
+    """Compute `activation(h @ gate.T) * (h @ up.T)`, (V, N) float32, with `h = rms_norm(x, norm_weight, eps)`.
 
     Args:
         x: (V, K) float16 or float32, V from 1 to 8; with `factors`, the rows that `norm_rows` returned, any V.
@@ -44,10 +43,7 @@ def norm_gate_up(
         up: (N, K); its stored type may differ from that of `gate`.
         activation: SiLU, or the tanh form of GELU.
         factors: (V,) float32, returned by `norm_rows` together with x; without factors this kernel computes the norm.
-        tuning: rows per lane and SIMD-groups per threadgroup. The result's bits depend neither on the tuning nor on V.
-
-    Returns:
-        (V, N) float32. `reference` has the error bound.
+        tuning: changes no bits, see `Tuning`.
 
     Raises:
         ValueError: an array or a matrix has a wrong shape or type, or the activation is unknown.
@@ -58,8 +54,8 @@ def norm_gate_up(
     V = arguments.normed_vectors("norm_gate_up", x, norm_weight, K, factors)
     arguments.same("norm_gate_up", "rows of up", up.shape[0], N)
     arguments.same("norm_gate_up", "columns of up", up.shape[1], K)
-    # The tuning is that of 2 N rows, because there are two matrices. For more than 8 vectors, `default_tuning` returns
-    # four rows per lane instead of two. Two matrices take twice the registers, so it is called with at most 8 vectors.
+    # The tuning is that of 2 N rows, because there are two matrices. For more than 8 vectors, `default_tuning` would
+    # return four rows per lane instead of two, which would take too many registers for two matrices.
     g = geometry((N,), V, tuning or default_tuning(2 * N, min(V, MOST_VECTORS)))
     normed = x, norm_weight, arguments.constants(eps), arguments.factors(factors)
     (y,) = launch(

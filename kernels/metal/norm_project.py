@@ -27,7 +27,10 @@ def norm_project(
     *,
     tuning: Tuning | None = None,
 ) -> mx.array:
-    """Compute `rms_norm(x, norm_weight, eps) @ weight.T`.
+    """Compute `rms_norm(x, norm_weight, eps) @ weight.T`, (V, N) float32.
+
+    The error is at most `11 * 2**-24 * sum(|h| * |weight|)` with h the normed x. The 11 roundings are 4 of the product,
+    1 of `x * norm_weight`, 5 of the norm's factor and 1 of the multiplication by the factor.
 
     Args:
         x: (V, K) float16 or float32, V from 1 to 8; with `factors`, the rows that `norm_rows` returned, any V.
@@ -35,11 +38,7 @@ def norm_project(
         eps: epsilon of the norm.
         weight: (N, K), of any stored type.
         factors: (V,) float32, returned by `norm_rows` together with x; without factors this kernel computes the norm.
-        tuning: rows per lane and SIMD-groups per threadgroup. The result's bits depend neither on the tuning nor on V.
-
-    Returns:
-        (V, N) float32. The error is at most `11 * 2**-24 * sum(|h| * |weight|)` with h the normed x. The 11 roundings
-        are 4 of the product, 1 of `x * norm_weight`, 5 of the norm's factor and 1 of the multiplication by the factor.
+        tuning: changes no bits, see `Tuning`.
 
     Raises:
         ValueError: x, the norm weight or the factors have a wrong shape or type.

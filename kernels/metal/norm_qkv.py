@@ -43,7 +43,7 @@ def norm_qkv(
         k: (NK, K).
         v: (NV, K).
         factors: (V,) float32, returned by `norm_rows` together with x; without factors this kernel computes the norm.
-        tuning: rows per lane and SIMD-groups per threadgroup. The result's bits depend neither on the tuning nor on V.
+        tuning: changes no bits, see `Tuning`.
 
     Returns:
         (V, NQ), (V, NK) and (V, NV) float32, bit-identical to three calls of `norm_project`.

@@ -1,8 +1,8 @@
 """RMSNorm in a launch of its own, before a product with more than eight vectors, or without a product (`whole`).
 
 The kernel multiplies rows by the norm weight and returns each row's factor `1 / sqrt(mean(x**2) + eps)`; the product
-kernel multiplies its sums by the factors. Up to eight vectors are normed by the product kernel itself: each of its
-SIMD-groups sums the squares of its vectors again. With more vectors, this would cost more than another launch. Both
+kernel multiplies its sums by the factors. For up to eight vectors, the product kernel computes the norm itself: each of
+its SIMD-groups sums the squares of its vectors again. With more vectors, this would cost more than another launch. Both
 kernels sum squares in the same order, so a row has the same bits.
 """
 
@@ -29,16 +29,10 @@ def grid(vectors: int) -> tuple[Size, Size]:
 
 
 def norm_rows(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = False) -> tuple[mx.array, mx.array]:
-    """Compute `x * norm_weight`, and `1 / sqrt(mean(x**2) + eps)` of each row.
+    """Compute the rows `x * norm_weight`, (V, K), and the factor `1 / sqrt(mean(x**2) + eps)` of each, both float32.
 
-    Args:
-        x: (V, K) float16 or float32, any number V of rows, K a multiple of 32.
-        norm_weight: (K,) float16 or float32.
-        eps: epsilon of the norm.
-        whole: also multiply the rows by their factors, which completes the RMSNorm.
-
-    Returns:
-        Rows (V, K) and factors (V,), both float32. `reference` has the error bound.
+    x is (V, K) of float16 or float32, K a multiple of 32; the norm weight is (K,) of float16 or float32. If `whole`,
+    rows are also multiplied by their factors, which completes the RMSNorm.
 
     Raises:
         ValueError: x or the norm weight has a wrong shape or type.

@@ -19,16 +19,10 @@ KERNEL = Kernel.load("project_add", ["x", "wq", "ws", "residual"], ["y"])
 
 
 def project_add(x: mx.array, weight: StoredMatrix, residual: mx.array, *, tuning: Tuning | None = None) -> mx.array:
-    """Compute `residual + x @ weight.T` for any number V of vectors.
+    """Compute `residual + x @ weight.T`, (V, N), for x (V, K) of float16 or float32, and a float32 residual.
 
-    Args:
-        x: (V, K) float16 or float32.
-        weight: (N, K), of any stored type.
-        residual: (V, N) float32.
-        tuning: rows per lane and SIMD-groups per threadgroup. The result's bits depend neither on the tuning nor on V.
-
-    Returns:
-        (V, N) float32. The error is at most `4 * 2**-24 * sum(|x| * |weight|)`, plus one rounding of the result.
+    The error is at most `4 * 2**-24 * sum(|x| * |weight|)`, plus one rounding of the result. V is any number, and
+    the bits of a row depend neither on V nor on `tuning`.
 
     Raises:
         ValueError: x or the residual has a wrong shape or type.

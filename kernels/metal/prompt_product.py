@@ -20,8 +20,7 @@ from .reference import EPSILON, SEQUENTIAL, Expected, wide
 INPUTS, OUTPUTS = ["x", "wq", "ws", "biases"], ["y"]
 KERNEL = Kernel.load("prompt_product", INPUTS, OUTPUTS, headers=["prompt", "tile_simdgroups"])
 TILE, THREADS = 64, 128
-# The fewest vectors for which the engine uses the two prompt kernels. With fewer, most of a tile of 64 vectors would be
-# empty.
+# The fewest vectors for which the engine uses the prompt kernels. With fewer, most of a tile of 64 would be empty.
 FEWEST = 32
 # The largest relative error of rounding to a type.
 ROUNDING = {mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}
@@ -30,14 +29,7 @@ PromptMatrix = StoredMatrix | AffineMatrix
 
 
 def prompt_product(x: mx.array, weight: PromptMatrix) -> mx.array:
-    """Compute `x @ weight.T` for many vectors, by `simdgroup_matrix`.
-
-    Args:
-        x: (V, K) float16 or bfloat16, any number V of vectors.
-        weight: (N, K), of any stored type, or in MLX's affine arrays.
-
-    Returns:
-        (V, N) of x's type: float32 sums, rounded once. If x is float16, each weight is first rounded to float16.
+    """Compute `x @ weight.T`, (V, N) of x's type, for x (V, K) of float16 or bfloat16, with any number V of vectors.
 
     Raises:
         ValueError: x has a wrong shape or type.

@@ -26,14 +26,9 @@ GENERATION, GENERATION_OF_PHONES = 17, 18
 
 
 def prompt_product_tensors(x: mx.array, weight: PromptMatrix) -> mx.array:
-    """Compute `x @ weight.T` for many vectors, by `matmul2d`.
+    """Compute `x @ weight.T`, (V, N) of x's type, for x (V, K) of float16 or bfloat16, with any number V of vectors.
 
-    Args:
-        x: (V, K) float16 or bfloat16, any number V of vectors.
-        weight: (N, K), of any stored type, or in MLX's affine arrays.
-
-    Returns:
-        (V, N) of x's type: float32 sums, rounded once. Each weight is rounded to x's type.
+    Sums are float32, rounded once.
 
     Raises:
         ValueError: x has a wrong shape or type.
@@ -47,11 +42,10 @@ def reference(x: mx.array, weight: PromptMatrix) -> Expected:
 
 
 def has_accelerators(macos: str | None = None, architecture: str | None = None) -> bool:
-    """Return whether MLX would use the neural accelerators of this machine's GPU. Only tests pass arguments.
+    """Return whether MLX would use the neural accelerators of this machine's GPU.
 
-    Args:
-        macos: the version of macOS, such as "26.2", or "" on another system.
-        architecture: MLX's name for the GPU's architecture, such as "applegpu_g17s".
+    Only tests pass arguments: the version of macOS, such as "26.2", or "" on another system; and MLX's name for the
+    GPU's architecture, such as "applegpu_g17s".
     """
     version = platform.mac_ver()[0] if macos is None else macos
     if not version:

@@ -1,7 +1,7 @@
 """Functions for the `reference` of each Metal kernel: expected results in float64, with error bounds.
 
 A bound is a number of roundings times `EPSILON` times the sum of the absolute terms of a dot product. In the worst case
-a term is rounded in each addition that it passes through. The bounds allow fewer roundings, because roundings of random
+a term is rounded in each addition that it passes through. Bounds allow fewer roundings, because roundings of random
 numbers partly cancel.
 """
 
@@ -17,8 +17,8 @@ from .layout import StoredMatrix, expanded
 
 # The largest relative error of rounding to float32: half of NumPy's epsilon.
 EPSILON = 2.0**-24
-# Roundings allowed in kernels whose lanes share a row. With eight lanes, a term passes through up to 15 additions in
-# its group of sixteen columns, one addition for each later group of its stream, and a few to add streams and segments
+# Roundings allowed in kernels whose lanes share a row. If eight lanes share a row, a term passes through up to 15
+# additions in its group of 16 columns, one for each later group of its lane, and a few that add lanes and segments
 # (products.h.metal).
 PRODUCT = 4
 # Roundings allowed in kernels where one thread or a matrix unit sums a row. If a kernel first sums blocks of 32
@@ -63,9 +63,8 @@ def normed_products(
     """Return the product of a matrix with the RMSNorm of x.
 
     In addition to the product's roundings, the bound allows one of `x * norm_weight`, those of the norm's factor, and
-    one of the multiplication by the factor.
-
-    With `factors`, x has already been multiplied by the norm weight, and only one rounding is added.
+    one of the multiplication by the factor. With `factors`, x has already been multiplied by the norm weight, and only
+    one rounding is added.
     """
     if factors is not None:
         return products(wide(x) * wide(factors)[:, None], matrix, PRODUCT + 1)

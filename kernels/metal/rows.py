@@ -1,9 +1,9 @@
 """The geometry (grid and threadgroup) of products with quantised weights: which SIMD-group has which rows and vectors.
 
 A SIMD-group multiplies four rows of a matrix at a time, because eight of its 32 lanes share the columns of a row. Each
-lane has R rows, so a SIMD-group has a *group* of 4 R rows. A *unit* is a group times a tile of M vectors: the work of
-one SIMD-group, or of KS adjacent SIMD-groups that share the columns. All units of a threadgroup have the same vectors;
-adjacent threadgroups have the same rows and other vectors.
+lane has R rows, so a SIMD-group has a *group* of 4 R rows. A *unit* is the product of a group and a tile of M vectors.
+One SIMD-group computes a unit, or KS adjacent SIMD-groups, which share the columns. All units of a threadgroup have the
+same vectors; adjacent threadgroups have the same rows and other vectors.
 
 The bits of results do not depend on the geometry: the order of summation depends on K alone (`products.h.metal`).
 """
@@ -16,9 +16,8 @@ from functools import lru_cache
 from ..cached import cached_property
 from ..launch import Size
 
-# The most vectors of a tile. Up to this number of vectors, memory bandwidth limits a product, and the product's kernel
-# also computes the RMSNorm of x. With more vectors, arithmetic is the limit, and a separate launch (`norm_rows`)
-# computes the norm once.
+# The most vectors of a tile, and the most for which a product's kernel also computes the RMSNorm of x (`norm_rows.py`).
+# Up to this number of vectors, memory bandwidth limits a product; with more, arithmetic is the limit.
 MOST_VECTORS = 8
 # The number of rows that a SIMD-group multiplies at a time.
 LANE_ROWS = 4
@@ -52,8 +51,7 @@ class Geometry:
 
     Attributes:
         tile: M, vectors per unit.
-        tiles: number of tiles of vectors. It is not a template argument, so all numbers of vectors above 8 share one
-            compiled kernel.
+        tiles: number of tiles. It is not a template argument, so all numbers of vectors above 8 share a kernel.
         rows: R, rows per lane.
         simdgroups: NSG, SIMD-groups per threadgroup.
         split: KS, SIMD-groups that share the columns of a row.
@@ -71,18 +69,13 @@ class Geometry:
 
     @cached_property
     def template(self) -> tuple[tuple[str, int], ...]:
-        """Return the template arguments of the geometry."""
-        return (
-            ("M", self.tile),
-            ("R", self.rows),
-            ("NSG", self.simdgroups),
-            ("KS", self.split),
-        )
+        """The template arguments of the geometry."""
+        return (("M", self.tile), ("R", self.rows), ("NSG", self.simdgroups), ("KS", self.split))
 
 
 @lru_cache(maxsize=1024)
 def geometry(n_rows: tuple[int, ...], vectors: int, tuning: Tuning, split: int = 1) -> Geometry:
-    """Return the geometry for matrices with these numbers of rows, and a number of vectors.
+    """Return the geometry for matrices with these numbers of rows.
 
     Raises:
         ValueError: `tuning` would put the SIMD-groups that share a row into several threadgroups.
@@ -108,13 +101,13 @@ def geometry(n_rows: tuple[int, ...], vectors: int, tuning: Tuning, split: int =
 
 
 def segments(n_columns: int) -> int:
-    """Return into how many segments the order of summation cuts K columns (`Order` in `products.h.metal`)."""
+    """Return the number of segments in which K columns are summed (`Order` in `products.h.metal`)."""
     return 4 if n_columns >= 4096 else 2 if n_columns >= 2048 else 1
 
 
 @lru_cache(maxsize=1024)
 def k_split(n_rows: int, n_columns: int, vectors: int = 1) -> int:
-    """Return KS: how many SIMD-groups share the columns of a row, one segment each; 1 if columns are not shared.
+    """Return KS, the number of SIMD-groups that share the columns of a row, one segment each.
 
     Columns are shared if there are few rows and at most eight vectors, because one SIMD-group per 4 R rows would not
     keep the memory of a large GPU busy.

@@ -26,14 +26,9 @@ def grid(n_rows: int, vectors: int) -> tuple[Size, Size]:
 
 
 def simd_per_row(x: mx.array, weight: Q8_0Matrix) -> mx.array:
-    """Compute `x @ weight.T`, each output by one SIMD-group.
+    """Compute `x @ weight.T`, (V, N) float32, for x (V, K) of float16 or float32, with any number V of vectors.
 
-    Args:
-        x: (V, K) float16 or float32, any number V of vectors.
-        weight: (N, K).
-
-    Returns:
-        (V, N) float32. The error is at most `4 * 2**-24 * sum(|x| * |weight|)`.
+    The error is at most `4 * 2**-24 * sum(|x| * |weight|)`.
 
     Raises:
         ValueError: x or the matrix has a wrong shape or type.

@@ -2,7 +2,7 @@
 
 The ladder is four kernels for the same product, from slow to fast; the engine uses rung 3, `matvec`. This kernel is the
 simplest one. It is slow, because 32 adjacent threads read from 32 rows: every load of a SIMD-group touches 32 cache
-lines, and reads one byte of each. And a matrix of a few thousand rows keeps only a few thousand threads busy.
+lines, and reads one byte of each. Also, a matrix of a few thousand rows keeps only a few thousand threads busy.
 """
 
 from __future__ import annotations
@@ -25,14 +25,9 @@ def grid(n_rows: int, vectors: int) -> tuple[Size, Size]:
 
 
 def thread_per_output(x: mx.array, weight: Q8_0Matrix) -> mx.array:
-    """Compute `x @ weight.T`, each output by one thread.
+    """Compute `x @ weight.T`, (V, N) float32, for x (V, K) of float16 or float32, with any number V of vectors.
 
-    Args:
-        x: (V, K) float16 or float32, any number V of vectors.
-        weight: (N, K).
-
-    Returns:
-        (V, N) float32. The error is at most `8 * 2**-24 * sum(|x| * |weight|)`.
+    The error is at most `8 * 2**-24 * sum(|x| * |weight|)`.
 
     Raises:
         ValueError: x or the matrix has a wrong shape or type.

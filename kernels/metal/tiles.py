@@ -4,7 +4,7 @@ The ladder is four kernels for the same product, from slow to fast. For many vec
 `matvec`: each expanded weight is multiplied with 16 or 32 vectors, by units that multiply 8 x 8 matrices. The order of
 summation in these units is not specified, and differs from that of `matvec`. The engine does not use this kernel,
 because a token's bits would depend on whether it is processed in a prompt or alone. `kernels bench --vectors` measures
-both kernels, which shows how much speed the fixed order costs.
+the speed of both kernels.
 """
 
 from __future__ import annotations
@@ -30,16 +30,11 @@ def grid(n_rows: int, vectors: int) -> tuple[int, Size, Size]:
 
 
 def tiles(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> mx.array:
-    """Compute `x @ weight.T` for any number V of vectors.
+    """Compute `x @ weight.T`, (V, N) float32, for x (V, K) of float16 or float32, with any number V of vectors.
 
-    Args:
-        x: (V, K) float16 or float32.
-        weight: (N, K), of any stored type.
-        half_tiles: round weights and x to float16, a relative error of 5e-4 each at most; x beyond 65,504 overflows.
-            This is faster if the matrix units are faster for float16.
-
-    Returns:
-        (V, N) float32. Without `half_tiles`, the error is at most `8 * 2**-24 * sum(|x| * |weight|)`.
+    Without `half_tiles`, the error is at most `8 * 2**-24 * sum(|x| * |weight|)`. With `half_tiles`, weights and x are
+    rounded to float16, a relative error of 5e-4 each at most; x beyond 65,504 overflows. This is faster if the matrix
+    units are faster for float16.
 
     Raises:
         ValueError: x has a wrong shape or type.

@@ -20,8 +20,7 @@ from mlx_engine.quant.key_values import DTYPES, default_type
 # The types of activations (docs/precision.md). Float32 is exact and the default; every backend can compute with it.
 ACTIVATIONS = ("f32", "i16", "f16", "bf16")
 EXACT = ACTIVATIONS[0]
-# The types of keys and values in the cache, which `quant/key_values.py` defines. All backends can use all of them; q8_0
-# needs a head dim that is a multiple of 32.
+# The types of keys and values in the cache. All backends have all of them; q8_0 needs a head dim divisible by 32.
 KV_TYPES = tuple(DTYPES)
 _ON_CPU, _ON_MLX = (EXACT, "i16"), (EXACT, "f16", "bf16")
 
@@ -31,12 +30,11 @@ class Settings:
     """Options for creating a backend.
 
     Attributes:
-        threads: the number of threads of the backend `parallel`; None takes all cores that this process may use.
+        threads: the number of threads of the backend `parallel`; None is one for each core that this process may use.
         jit: whether compiled CPU kernels are used, if they are available.
         activations: the type of activations; it must be in the `activations` of the backend's `Entry`.
-        needs: the CPU kernels to compile in parallel, before they are used: the storage types of the model's matrices,
-            in lower case, and "experts" and "states" if the model has them. Other kernels are compiled when they are
-            first used.
+        needs: names of CPU kernels to compile now, in parallel, instead of at their first use: the storage types of the
+            model's matrices, in lower case, and "experts" and "states" if the model has them.
     """
 
     threads: int | None = None
@@ -51,7 +49,7 @@ class Entry:
 
     Attributes:
         summary: a short description.
-        create: creates the backend.
+        create: a function that returns the backend.
         needs: a fast function that returns why this machine cannot run the backend, or None if it can.
         activations: the types of activations that the backend can compute with.
     """
@@ -63,12 +61,12 @@ class Entry:
 
 
 def backend_names() -> list[str]:
-    """Return the names of all backends, without "auto": slowest first, if MLX's default device is a GPU."""
+    """Return the names of all backends, without "auto"."""
     return list(_ENTRIES)
 
 
 def summary(name: str) -> str:
-    """Return a short description of backend `name`."""
+    """Return the description of backend `name`."""
     return _entry(name).summary
 
 
@@ -104,9 +102,7 @@ def create_backend(
 
 
 def kv_type_of(activations: str, kv_type: str | None = None) -> str:
-    """Return the type of keys and values: `kv_type`, or the default if it is None.
-
-    The default is the type of the activations if they are f16 or bf16, else f32.
+    """Return `kv_type`, or if it is None, the default type for these activations (`default_type`).
 
     Raises:
         OptionError: `kv_type` is not in `KV_TYPES`.
@@ -120,7 +116,7 @@ def kv_type_of(activations: str, kv_type: str | None = None) -> str:
 
 
 def check_backend(name: str, activations: str = EXACT, *, jit: bool = True) -> None:
-    """Check that backend `name` can run on this machine with this type of activations, without creating it.
+    """Check that backend `name` can run on this machine with this type of activations.
 
     Raises:
         BackendUnavailableError: no backend has this name, or this machine cannot run it; the message says why.
@@ -193,7 +189,7 @@ def _parallel(settings: Settings) -> Backend:
 def _compiled(name: str, threads: int, settings: Settings) -> Backend | None:
     """Return a backend with compiled kernels; None if `jit` is off, or if the kernels cannot be loaded or compiled.
 
-    Raise OptionError instead if NumPy cannot compute with this type of activations.
+    In place of None, raise OptionError if NumPy cannot compute with this type of activations.
     """
     from mlx_engine.backends.cpu.kernels import load_kernels
 

@@ -3,8 +3,7 @@
 There are two levels of operations. *Primitives* (`primitives.py`) are abstract: every backend implements all of them.
 *Blocks* are groups of operations that are worth fusing. `Backend` composes each block from primitives, and a backend
 overrides the block if a fused implementation is faster. The composed form defines the result. Only the composed form
-passes all intermediate values to the tap, a callback for debugging (see `observed.py`). Models call blocks,
-`kv_append`, and a few other operations.
+passes all intermediate values to the tap, a callback for debugging (see `observed.py`).
 
 Shapes are written in the axis letters of `primitives.py`.
 """
@@ -64,21 +63,15 @@ class Program(ABC):
 
     @abstractmethod
     def run(self, x: Array, batch: Batch) -> Array:
-        """Run all layers, and return the hidden states (R, D) of the wanted tokens after the last layer.
+        """Run all layers on their input x (T, width), and return the last hidden states (R, D) of the wanted tokens.
 
-        The keys and values of all tokens are written to the batch's slots. If no logits are wanted, the returned array
-        is undefined.
-
-        Args:
-            x: the hidden states (T, D) before the first layer.
-            batch: the tokens, and the slots of their keys and values.
+        `Backend.compile` explains the width. The keys and values of all tokens are written to the batch's slots. If no
+        logits are wanted, the returned array is undefined.
         """
 
 
 class Ranks(Protocol):
-    """The ranks (processes) that share a model, of which this process is one.
-
-    Methods take NumPy or MLX arrays, and return the same type.
+    """The ranks (processes) that share a model. Methods take NumPy or MLX arrays, and return the same type.
 
     Attributes:
         rank: the number of this process.
@@ -92,7 +85,7 @@ class Ranks(Protocol):
         """Return the arrays of all ranks, which must have the same shape, as one array (size, ...) in rank order."""
 
     def sum(self, array: Native) -> Native:
-        """Return the sum over all ranks, added in the order of the ranks."""
+        """Return the sum of the arrays of all ranks, added in rank order."""
 
 
 class Backend(Primitives):
@@ -154,10 +147,7 @@ class Backend(Primitives):
         """Start reading mapped weights into memory. Called once, after a model has been built."""
 
     def warm_up(self, run: Callable[[], Array]) -> None:
-        """Compile and tune the kernels before the first pass. `run` runs a pass of one token.
-
-        Called once, after `read_ahead`.
-        """
+        """Compile and tune the kernels. Called once, after `read_ahead`. `run` runs a pass of one token."""
 
     @abstractmethod
     def array(self, values: np.ndarray) -> Array:
@@ -182,8 +172,8 @@ class Backend(Primitives):
     def row_sums(self, logits: Array) -> Array:
         """Return sums (R,) for `bad_rows`: for each row of logits (R, V), the sum of the logits or of their squares.
 
-        A lazy backend does not wait for the values. If a logit is NaN or infinite, the sum is NaN or infinite, too. A
-        sum of finite logits may overflow. The order of summation is not fixed.
+        A lazy backend does not wait for the values. If a logit is NaN or infinite, so is the sum; a sum of finite
+        logits may overflow. The order of summation is not fixed.
         """
         # Summing the squares of 151,936 logits takes 11 us (BLAS), summing the logits 22 us (NumPy).
         with np.errstate(over="ignore", invalid="ignore"):
@@ -236,8 +226,7 @@ class Backend(Primitives):
             for row, draw in zip(rows, draws, strict=True)
         ]
 
-    # ---- KV stores: the cache (`mlx_engine/cache`) assigns slots to sequences, and the backend chooses the memory
-    # layout ----
+    # ---- KV stores: the cache (`mlx_engine/cache`) assigns their slots; the backend chooses their memory layout ----
 
     @abstractmethod
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int, n_arrays: int = 2) -> Array:
@@ -257,10 +246,9 @@ class Backend(Primitives):
 
     @abstractmethod
     def kv_copy(self, store: Array, source: int, target: int, n: int) -> Array:
-        """Copy the keys and values of slots [source, source + n) to slots [target, target + n), bit for bit.
+        """Copy slots [source, source + n) to slots [target, target + n), bit for bit; the ranges do not overlap.
 
-        The two ranges do not overlap. Return the store, which may be changed in place. May be called outside of
-        sessions.
+        Return the store, which may be changed in place. May be called outside of sessions.
         """
 
     @abstractmethod
@@ -274,9 +262,9 @@ class Backend(Primitives):
 
     @abstractmethod
     def kv_restore(self, store: Array, first: int, values: np.ndarray) -> Array:
-        """Write `values`, a result of `kv_read`, to the slots from `first` on, and return the store.
+        """Write `values`, a result of `kv_read`, to the slots from `first` on. May be called outside of sessions.
 
-        The store may be changed in place. May be called outside of sessions.
+        Return the store, which may be changed in place.
         """
 
     @abstractmethod
@@ -375,8 +363,7 @@ class Backend(Primitives):
     ) -> tuple[Array, Array, Array]:
         """Split q (T, H*E), k (T, G*E) and v (T, G*E) into heads, and norm and rotate the heads of q and k.
 
-        `norms` are the norms of the query heads and of the key heads, or None. Queries are rotated by `rope`, keys by
-        `rope.keys`.
+        `norms` are for query heads and for key heads, or None. Queries are rotated by `rope`, keys by `rope.keys`.
         """
         q, k, v = self.heads(q, head_dim), self.heads(k, head_dim), self.heads(v, head_dim)
         if norms is not None:
@@ -387,16 +374,13 @@ class Backend(Primitives):
     def norm_rope(
         self, x: Array, head_dim: int, norm: RMSNorm | None, rope: Rope | None, positions: Sequence[int]
     ) -> Array:
-        """Split x (T, N) into heads, and norm and rotate them, like `head_norm_rope` for queries or keys alone.
-
-        `norm` or `rope` may be None, to leave out this step.
-        """
+        """Split x (T, N) into heads, and norm and rotate them; a norm or rope of None leaves out this step."""
         x = self.norm(self.heads(x, head_dim), norm)
         return x if rope is None else self.rope(x, rope, positions)
 
     @block
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
-        """Return `residual + projection(x)`: the last step of attention and of the feed-forward network."""
+        """Return `residual + projection(x)`: the last step of attention and of the FFN."""
         return self.add(residual, self.note(projection.name, self.linear(x, projection)))
 
     @block
@@ -441,10 +425,7 @@ class Backend(Primitives):
 
     @block
     def norm_experts_add(self, x: Array, norm: Norm, experts: Experts, residual: Array | None = None) -> Array:
-        """Return `residual + post_norm(norm_experts(x))`, where `experts.post_norm` may be None.
-
-        If `residual` is None, x is added.
-        """
+        """Return `residual + post_norm(norm_experts(x))`; the default residual is x, and post_norm may be None."""
         y = self.norm_experts(x, norm, experts)
         return self.norm_add(y, experts.post_norm, x if residual is None else residual)
 
@@ -480,20 +461,14 @@ class Backend(Primitives):
     def delta_net(
         self, batch: Batch, layer: int, x: Array, gate: Array, beta: Array, step: Array, net: DeltaNet
     ) -> Array:
-        """Return (T, H*P), with P the head dim of values: convolve x, run the gated delta rule, norm and gate.
-
-        Also write the layer's state.
-        """
+        """Convolve x, run the delta rule, norm and gate; return (T, H*P), P the value head dim. Write the state."""
         mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
         y = self.delta_rule(mixed, beta, step, net.rule, batch.state(layer, 1))
         return self.multiply(self.merge(self.norm(y, net.norm)), self.silu(gate))
 
     @block
     def mamba2(self, batch: Batch, layer: int, gate: Array, x: Array, step: Array, net: Mamba2) -> Array:
-        """Return (T, H*P), with P the head dim: convolve x, run the state space, gate and norm.
-
-        Also write the layer's state.
-        """
+        """Convolve x, run the state space, gate and norm; return (T, H*P), P the head dim. Write the state."""
         mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
         y = self.merge(self.state_space(mixed, step, net.space, batch.state(layer, 1)))
         y = self.multiply(y, self.silu(gate))
@@ -507,16 +482,11 @@ class Backend(Primitives):
         return self.linear(self.norm(x, norm), head)
 
     def compile(self, layers: Layers, width: int) -> Program:
-        """Return the program that runs a model's layers; `layers` is their definition, a function of a backend.
+        """Return the program that runs a model's layers. Called for a new model, and after each change of its layers.
 
-        Called when a model has been built, and after each change of its layers. The default program runs the definition
-        op by op. A backend may instead run the definition once with a recorder in place of the backend, and return a
-        faster program made of the recorded steps.
-
-        Args:
-            layers: the definition.
-            width: the width of the definition's input: D, plus the widths of further inputs of the layers (Gemma 4's
-                per-layer inputs, and the masks of adapters).
+        The default program runs the definition op by op. A backend may instead run the definition once with a recorder
+        in place of the backend, and return a faster program made of the recorded steps. `width` is that of the
+        definition's input: D, plus the widths of Gemma 4's per-layer inputs and of the masks of adapters.
         """
         return OpByOp(self, layers)
 
@@ -543,7 +513,7 @@ class Backend(Primitives):
 
 
 class OpByOp(Program):
-    """A program that runs the definition of the layers op by op."""
+    """The default program: calls the definition of the layers in each pass."""
 
     def __init__(self, backend: Backend, layers: Layers, reason: str | None = None) -> None:
         self._backend, self._layers = backend, layers

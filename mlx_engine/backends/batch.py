@@ -1,8 +1,8 @@
 """The input of a forward pass: the new tokens of one or more sequences, laid end to end, and their KV cache.
 
 A KV store is the memory for the keys and values of one layer. It is divided into slots, one for each token. A page is a
-fixed number of consecutive slots. Each sequence has a page table, which lists the first slot of each of its pages.
-`mlx_engine/cache` assigns pages to sequences, and backends read this file's classes.
+fixed number of consecutive slots. A page table lists the first slot of each page of a sequence. `mlx_engine/cache`
+assigns pages to sequences, and backends read this file's classes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import numpy as np
 from mlx_engine.backends.parameters import Array, Native, Token
 from mlx_engine.kernels.cached import cached_property
 
-# Whether a pass returns the logits of every token, of some tokens, or of no token. Usually, only the last chunk of a
-# long prompt needs logits; for the chunks before it, this is "none".
+# Of which tokens a pass returns logits: usually of none for the chunks of a long prompt, except its last chunk.
 Wanted = Literal["every", "some", "none"]
 
 
@@ -37,8 +36,7 @@ class KVSpan(NamedTuple):
 
     Attributes:
         pages: (P,) int64, the first slot of each of P pages; page i holds positions from i * (tokens per page) on.
-            Entries of pages that have left the layers' attention window, and of pages after the last token, are
-            undefined.
+            Entries of pages that have left the attention window, or are after the last token, are undefined.
         length: number of tokens in the sequence, including the new tokens of this pass.
         n_new: number of new tokens in this pass; they are the sequence's last tokens.
     """
@@ -51,7 +49,7 @@ class KVSpan(NamedTuple):
         """Return the slots of positions [first, last), as a slice if they are consecutive."""
         pages = self.pages[first // page : max(first // page + 1, -(-last // page))]
         start = first % page
-        if bool((pages[1:] - pages[:-1] == page).all()):  # consecutive pages: a slice suffices
+        if bool((pages[1:] - pages[:-1] == page).all()):
             return slice(int(pages[0]) + start, int(pages[0]) + start + last - first)
         slots = (pages[:, None] + np.arange(page)).reshape(-1)
         return slots[start : start + last - first]
@@ -60,11 +58,9 @@ class KVSpan(NamedTuple):
 def first_visible(window: int | None, position: int) -> int:
     """Return the first position that the token at `position` attends to.
 
-    Args:
-        window: a positive window W stands for the last W tokens, including the token itself. A negative window -C, for
-            Llama 4's chunked attention, stands for the token's chunk up to the token: the sequence is divided into
-            chunks of C tokens. None stands for all tokens up to the token.
-        position: the position of the token.
+    A positive window W stands for the last W tokens, including the token itself. A negative window -C, for Llama 4's
+    chunked attention, divides the sequence into chunks of C tokens; a token attends only to its chunk. None stands for
+    all tokens up to the token.
     """
     if window is None:
         return 0
@@ -98,8 +94,8 @@ class StateView(NamedTuple):
         store: the layer's states of all sequences, by slot. The operation writes to the store in place.
         runs: (n, 4) int64, n runs of consecutive rows (tokens) of the pass: first row, number of rows, source slot and
             target slot. A run reads the state before its first row from the source slot, and writes the state after its
-            last row to the target slot, which is another slot. The runs of a sequence are in order, and each run reads
-            the state that the run before it has written.
+            last row to the target slot, another one. Each later run of a sequence reads the state that the run before
+            it has written.
     """
 
     store: Native
@@ -107,7 +103,7 @@ class StateView(NamedTuple):
 
 
 class KVGroup(NamedTuple):
-    """The layers with the same attention window. They share page tables and slots.
+    """The page tables and slots that all layers with the same attention window share.
 
     Attributes:
         window: the window of each token (`first_visible`).
@@ -160,11 +156,11 @@ class Batch:
         kv: (B,) the KV cache of each sequence.
         stores: the KV stores of all layers.
         groups: the groups of layers, by window.
-        runs: (n, 4) int64, the rows and slots of states: see `StateView`. Empty if no layer has a state.
-        keeps_hidden: whether the hidden states of all tokens after the last norm are kept in `hidden`, (T, D).
+        runs: (n, 4) int64, see `StateView`. Empty if no layer has a state.
         best: the number of largest logits of each wanted row that the samplers need; None for all logits. Ranks send
             each other only these logits; see `Backend.all_best` and `distributed/pipeline.py`.
-        hidden: the hidden states of all tokens after the pass, if `keeps_hidden` is true; else None.
+        keeps_hidden: whether the pass sets `hidden`.
+        hidden: (T, D), after the pass, the hidden states of all tokens after the last norm; None if not kept.
         adapters: (B,) the number of each sequence's adapter, an index of a row of `Adapters.masks`; 0 for none.
     """
 
@@ -191,7 +187,7 @@ class Batch:
 
     @property
     def want(self) -> Wanted:
-        """Whether the logits of every token, of some tokens or of none are wanted."""
+        """Of which tokens logits are wanted."""
         return "every" if self.wanted == self.lengths else "some" if any(self.wanted) else "none"
 
     def group(self, layer: int) -> KVGroup:
@@ -203,7 +199,7 @@ class Batch:
         return StateView(self.stores.states[layer][part], self.runs)
 
     def commit(self) -> None:
-        """Commit the new tokens of every sequence, once the pass has run or, on a lazy backend, has been submitted."""
+        """Commit the new tokens of every sequence."""
         for kv, n in zip(self.kv, self.lengths, strict=True):
             kv.commit(n)
 

@@ -1,7 +1,4 @@
-"""Compute the minimum cost of an operation, in FLOPs and bytes, from its arguments and its result.
-
-The profiler divides these costs by measured times.
-"""
+"""The minimum cost of an operation, in FLOPs and bytes. The profiler divides these costs by measured times."""
 
 from __future__ import annotations
 
@@ -59,10 +56,9 @@ def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Nat
 
 
 def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
-    """Return the number of query-key pairs of one head in causal attention.
+    """Return the number of query-key pairs of one head for the last `n_tokens` of a sequence's `n_slots` tokens.
 
-    The queries are the last `n_tokens` of the sequence's `n_slots` tokens. For a negative window (chunked attention,
-    see `first_visible`), the result is an upper bound.
+    For a negative window (chunked attention, see `first_visible`), the result is an upper bound.
     """
     if not n_tokens:
         return 0
@@ -79,7 +75,7 @@ def _slots_nbytes(store: Native, n: int) -> float:
 
 
 def flattened(args: Iterable[Any]) -> Iterator[Any]:
-    """Yield the arguments, with tuples and lists of parameters flattened."""
+    """Yield the arguments, and in place of each sequence of linear layers or norms, its elements."""
     for arg in args:
         if isinstance(arg, tuple | list) and arg and isinstance(arg[0], Linear | RMSNorm | LayerNorm):
             yield from arg

@@ -4,8 +4,9 @@
 one call of a kernel. Operations that have no kernel run in NumPy, and so do shapes that a kernel does not support.
 
 For up to 32 tokens, all layers of a model run in one call: `lowering.py` turns the definition of the layers into the
-steps of a `CompiledProgram`. The steps contain the addresses of cos/sin tables and of the descriptors of weights. The
-addresses of KV stores, page tables and scratch memory are passed with each call.
+steps of a `CompiledProgram`. The steps contain the addresses of cos/sin tables and of *descriptors*, arrays of integers
+that describe weights or other parameters to the kernels. The addresses of KV stores, page tables and scratch memory are
+passed with each call.
 """
 
 from __future__ import annotations
@@ -84,19 +85,17 @@ class CompiledBackend(SimdBackend):
         self._tasks = {
             name: library.address(name) for name in ("attend_decode", "attend_prefill", "norm_rope", "put_span")
         }
-        # The stored matrices that `read_ahead` reads.
+        # The matrices that `read_ahead` reads.
         self._mapped: list[np.ndarray] = []
-        # The descriptors of embedding tables.
+        # Descriptors, which are made once: of embedding tables; of blocks (linear layers with the same input); of
+        # mixtures of experts; of the norm and rotation of heads; of convolutions, delta rules and state spaces.
         self._embedded: dict[Matrix, np.ndarray] = {}
-        # Descriptors, by their parameters, of blocks (linear layers with the same input) and of mixtures of experts.
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._mixtures: dict[tuple[Norm, Experts, bool], ExpertBlock] = {}
+        self._heads: dict[tuple[object, ...], np.ndarray] = {}
+        self._mixer_descriptors: dict[tuple[object, ...], np.ndarray] = {}
         # Keeps a bounded number of each mixture's experts in memory; None if no mixture has a bound.
         self.expert_cache: ExpertCache | None = None
-        # Descriptors of the norm and rotation of heads.
-        self._heads: dict[tuple[object, ...], np.ndarray] = {}
-        # Descriptors of convolutions, delta rules and state spaces.
-        self._mixer_descriptors: dict[tuple[object, ...], np.ndarray] = {}
         self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
         self.scratch = np.empty(0, dtype=np.float32)
 
@@ -145,7 +144,6 @@ class CompiledBackend(SimdBackend):
         threading.Thread(target=read_ahead, args=(mapped,), name="mlx_engine-read-ahead", daemon=True).start()
 
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
-        """Return rows of the table; only these rows are dequantised."""
         if isinstance(table, Weight):
             return table.rows(ids)
         rows = np.ascontiguousarray(ids, dtype=np.int64)
@@ -177,15 +175,12 @@ class CompiledBackend(SimdBackend):
         return self._project(x, self._block((projection,), post=norm))
 
     def project_add(self, x: Native, projection: Linear, residual: Native) -> Native:
-        """Add the residual in the same kernel as the product."""
         return self._project(x, self._block((projection,)), residual)
 
     def project_norm_add(self, x: Native, projection: Linear, norm: Norm, residual: Native) -> Native:
-        """Norm the product and add the residual in the same call."""
         return self._project(x, self._block((projection,), post=norm), residual)
 
     def norm_gate_up(self, x: Native, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Native:
-        """Compute both products and `activation(gate) * up` in one job."""
         if not norm_fits(norm):
             return super().norm_gate_up(x, norm, gate, up, activation)
         return self._project(x, self._block((gate, up), norm, KINDS[activation]))
@@ -210,7 +205,7 @@ class CompiledBackend(SimdBackend):
         return y
 
     def norm(self, x: Native, norm: Norm | None) -> Native:
-        """Norm whole rows with the kernel. Heads, (T, H, E), are normed by NumPy."""
+        # NumPy norms heads, (T, H, E).
         return super().norm(x, norm) if norm is None or x.ndim != 2 else self._norm_add(x, norm, None)
 
     def norm_add(self, x: Native, norm: Norm | None, residual: Native) -> Native:
@@ -265,10 +260,7 @@ class CompiledBackend(SimdBackend):
         return block
 
     def scratch_address(self, n: int) -> int:
-        """Return the address of scratch memory for n floats.
-
-        Calls share this memory, because the page faults of new memory take time. It is replaced when it is too small.
-        """
+        """Return the address of memory for n floats that all calls share, to avoid the page faults of new memory."""
         if self.scratch.size < n:
             self.scratch = aligned(n)
         return address(self.scratch)
@@ -276,8 +268,7 @@ class CompiledBackend(SimdBackend):
     def run_entry(self, entry: Callable[..., None], *arguments: float) -> None:
         """Wake the pool's parked (sleeping) worker threads, then call a compiled entry point.
 
-        Compiled code cannot wake threads. A worker that parked after `wake` would miss every job of the call, so the
-        flag `ON` keeps workers from parking during the call.
+        Compiled code cannot wake threads, so the flag `ON` keeps workers from parking during the call.
         """
         self.pool.control[layout.ON] = 1  # before `wake`, so that no worker parks between the two
         try:
@@ -291,7 +282,6 @@ class CompiledBackend(SimdBackend):
     def head_norm_rope(
         self, q: Native, k: Native, v: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
     ) -> tuple[Native, Native, Native]:
-        """Norm and rotate the heads of queries and keys; each element is read once."""
         if rope.growth is None:
             rotated = self._norm_rope(q, k, head_dim, norms, rope, positions)
         else:  # queries and keys have separate tables
@@ -305,7 +295,6 @@ class CompiledBackend(SimdBackend):
     def norm_rope(
         self, x: Native, head_dim: int, norm: RMSNorm | None, rope: Rope | None, positions: Sequence[int]
     ) -> Native:
-        """Norm and rotate each head; each element is read once."""
         table, norms = Rope.none(head_dim) if rope is None else rope, None if norm is None else (norm, norm)
         return self._norm_rope(x, x[:, :0], head_dim, norms, table, positions)[0]
 
@@ -326,10 +315,7 @@ class CompiledBackend(SimdBackend):
         return q_out, k_out
 
     def head_block(self, n_q: int, n_k: int, head_dim: int, norms: HeadNorms) -> int:
-        """Return the address of the kernel parameters (int64 words) for `head_norm_rope`, which are made once.
-
-        `n_q` and `n_k` are the numbers of heads of the first and the second array; `n_k` is 0 for a single array.
-        """
+        """Return the address of the descriptor of the norm and rotation of `n_q` query heads and `n_k` key heads."""
         key = (n_q, n_k, head_dim, *(norms or ()))
         descriptor = self._heads.get(key)
         if descriptor is None:
@@ -341,14 +327,13 @@ class CompiledBackend(SimdBackend):
         return address(descriptor)
 
     def rope_table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return a cos/sin table of at least `length` positions. If the kept table is too short, make a longer one."""
+        """Return a cos/sin table of at least `length` positions: the kept table, or a new one if it is too short."""
         found = self._tables.get(rope)
         if found is None or len(found[0]) < length:
             found = self._tables[rope] = rope_table(rope, range(max(512, 1 << (length - 1).bit_length())))
         return found
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
-        """Write to the store in place, on all threads. k and v may be columns of a larger array."""
         n, n_heads, width = k.shape
         row = (n_heads, key_values.row_length(width, self.kv_type)) if heads_fit(1, width, self.kv_type) else None
         # Arguments that the kernel does not support go to NumPy, which raises an error if their shapes are wrong.
@@ -364,7 +349,6 @@ class CompiledBackend(SimdBackend):
         return store
 
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
-        """Read keys and values from their pages, without a copy."""
         n, n_heads, width = q.shape
         n_arrays, n_kv_heads, slots, _ = kv.store.shape
         if not heads_fit(n_heads // n_kv_heads, width, self.kv_type) or not kv.store.flags.c_contiguous:
@@ -404,10 +388,7 @@ class CompiledBackend(SimdBackend):
                 raise CannotCompileError(f"the operation {name}, which {type(self).__name__} overrides")
 
     def expert_block(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
-        """Return the kernel parameters of a mixture of experts, which are made once and cached.
-
-        With `adds`, the kernel applies `experts.post_norm` and adds a residual.
-        """
+        """Return the descriptor of a mixture of experts, for `norm_experts_add` if `adds`, else for `norm_experts`."""
         block = self._mixtures.get((norm, experts, adds))
         if block is None:
             fixed = self.activations == "i16"
@@ -513,7 +494,7 @@ class CompiledBackend(SimdBackend):
         return out
 
     def convolution_descriptor(self, conv: Convolution, activated: bool) -> int:
-        """Return the address of a convolution's kernel parameters, which are made once and kept."""
+        """Return the address of the descriptor of a convolution, `activated` by SiLU or not."""
         found = self._mixer_descriptors.get((conv, activated))
         if found is None:
             taps, channels = conv.weight.shape
@@ -523,7 +504,7 @@ class CompiledBackend(SimdBackend):
         return address(found)
 
     def rule_descriptor(self, net: DeltaNet) -> int:
-        """Return the address of a delta rule's kernel parameters, which are made once and kept."""
+        """Return the address of a delta rule's descriptor."""
         rule, found = net.rule, self._mixer_descriptors.get((net,))
         if found is None:
             found = self._mixer_descriptors[net,] = np.zeros(layout.DELTA_WIDTH, dtype=np.int64)
@@ -536,7 +517,7 @@ class CompiledBackend(SimdBackend):
         return address(found)
 
     def space_descriptor(self, net: Mamba2) -> int:
-        """Return the address of a state space's kernel parameters, which are made once and kept."""
+        """Return the address of a state space's descriptor."""
         space, found = net.space, self._mixer_descriptors.get((net,))
         if found is None:
             found = self._mixer_descriptors[net,] = np.zeros(layout.SPACE_WIDTH, dtype=np.int64)
@@ -556,9 +537,8 @@ def _is_multiplied_as_stored(weight: Weight) -> bool:
     return is_format(weight.type.name.lower())
 
 
-# A program begins with the addresses of kernels. This table has, for each of these int64 words, the name of the kernel
-# and the operation that calls it. None stands for kernels that are always compiled; other kernels are compiled only if
-# a model uses their operation.
+# A program begins with the addresses of kernels, an int64 word each. This table has, by word, the kernel and the
+# operation that calls it. Such a kernel is compiled only if a model uses the operation; None: always compiled.
 _CALLED = {
     layout.ENTRY_PROJECT: ("project", None),
     layout.ENTRY_ATTEND: ("attend", None),
@@ -581,8 +561,8 @@ class CompiledProgram(Program):
     """All layers of a model as steps of the compiled kernels.
 
     A pass of up to `PROGRAM_TOKENS` tokens runs all steps in one call; a longer pass makes a call per step. If ranks
-    (processes) share the model, each exchange of values between them ends a call. The steps have the addresses of
-    cos/sin tables. `_layers` has the addresses of the KV stores and states that the last pass has used.
+    (processes) share the model, each exchange of values between them ends a call. `_layers` has the addresses of the KV
+    stores and states that the last pass has used.
     """
 
     def __init__(self, backend: CompiledBackend, variants: Mapping[Wanted, Lowered]) -> None:
@@ -598,7 +578,6 @@ class CompiledProgram(Program):
         self._positions = 0
 
     def run(self, x: Native, batch: Batch) -> Native:
-        """Run the variant of the steps that was lowered for `batch.want`."""
         length = max(batch.positions) + 1
         if self._positions < length:
             self._bind_rope(length)
@@ -610,7 +589,7 @@ class CompiledProgram(Program):
         """Write the addresses of cos/sin tables of at least `length` positions into the steps of all variants."""
         variants = self._variants.values()
         tables = {rope: self._backend.rope_table(rope, length) for steps in variants for rope in steps.ropes.values()}
-        # Steps only have addresses. Keep the old and the new tables alive until all addresses are written.
+        # Keep the old tables alive until all addresses are replaced.
         self._tables += tables.values()
         for steps in variants:
             for i, rope in steps.ropes.items():
@@ -620,7 +599,7 @@ class CompiledProgram(Program):
         self._positions = min((len(cos) for cos, _ in self._tables), default=sys.maxsize)
 
     def _bind_stores(self, batch: Batch) -> None:
-        """Write the words of each layer into `_layers`: its KV store, its window, its page group, and its state."""
+        """Write the descriptor of each layer into `_layers`: its KV store, window, page tables and state."""
         stores = batch.stores
         layers = cast(list[np.ndarray | None], stores.layers)
         type_ = self._backend.kv_type
@@ -693,8 +672,7 @@ class _Steps:
     def _calls(self, n: int) -> Iterator[tuple[int, int]]:
         """Yield the range of steps [first, end) of each call of the kernels, for a pass of n tokens.
 
-        Ctrl-C takes effect only at the end of a call. So in a pass of many tokens, whose steps take long, each step is
-        a separate call. Exchanges between ranks run between two calls.
+        Ctrl-C takes effect only at the end of a call, so in a pass of many tokens each step is a separate call.
         """
         first = 0
         for end in (*self._exchanges, len(self.words)):
@@ -738,8 +716,8 @@ def sequence_descriptors(spans: Sequence[KVSpan], lengths: Sequence[int], wanted
 def parts_of(spans: Sequence[KVSpan], counts: Sequence[int]) -> int:
     """Return the number of partial results of attention per head: one for each pair of a query and a block of keys.
 
-    For more than `SMALL_BATCH` queries, return 0: the kernel then merges each block into the result immediately.
-    `counts` has the number of queries of each sequence.
+    `counts` has the number of queries of each sequence. For more than `SMALL_BATCH` queries in all, return 0: the
+    kernel then merges each block into the result immediately.
     """
     if sum(counts) > layout.SMALL_BATCH:
         return 0
