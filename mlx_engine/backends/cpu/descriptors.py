@@ -72,7 +72,6 @@ class Matrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a product reads."""
         return int(self.data.nbytes)
 
 

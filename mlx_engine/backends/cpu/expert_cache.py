@@ -50,7 +50,6 @@ class HeldExperts(tuple[Linear, ...]):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all matrices."""
         return sum(linear.weight.nbytes for linear in self)
 
 
@@ -119,7 +118,6 @@ class _Mixture:
     Attributes:
         state: the words that kernels and the thread share. The arrays `in_memory`, `is_used`, `n_chosen` and
             `is_guessed`, with an element per expert, are views of these words.
-        residents: which experts are in memory.
         following: the next mixture, if this one's kernel guesses its experts; else None.
         has_many: whether the last pass that used this mixture had many tokens.
         passages: the slots for missing experts in a pass of many tokens.
@@ -189,7 +187,6 @@ class _Reader:
 
     Attributes:
         error: the reason why reading has failed, or None. After an error, no expert is read until `take_error`.
-        n_bytes_read: the bytes that have been read.
         files: the file descriptors of the model's files, by path.
     """
 

@@ -507,7 +507,6 @@ class Lowered:
     Attributes:
         steps: (steps, STEP_WIDTH) int64, the encoded steps.
         x: the buffer of the input: the hidden states before the first layer, perhaps with further inputs of the layers.
-        y: the location of the result.
         floats: number of scratch floats per token for all values.
         inputs: number of scratch floats per token that products need: the largest number of all steps.
         experts: the mixtures of experts; `ExpertBlock.floats` returns the scratch floats that a mixture needs.

@@ -193,9 +193,6 @@ def identity(executor: ExecutorName, chip: str) -> str:
 
 
 def _described(matrix: StoredMatrix) -> str:
-    """Return the type and shape of a matrix, for a key in the file.
-
-    The type Q8_0 is left out: older versions, which supported no other type, wrote keys without a type.
-    """
+    """Return a matrix's type and shape, for a key in the file. Older versions knew only Q8_0, and left it out."""
     shape = "{} x {}".format(*matrix.shape)
     return shape if matrix.layout == Q8_0 else f"{matrix.layout.name} {shape}"

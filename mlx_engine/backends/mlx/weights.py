@@ -57,8 +57,8 @@ class GroupMatrix:
         wq: uint32 (N, K * bits / 32), the first quant in the lowest bits.
         scales: (N, K / group) of the type of activations; uint8 in the modes without biases.
         biases: (N, K / group) of the type of activations, or None.
-        group: the number of weights with the same scale.
-        bits: the number of bits of a quant.
+        group: weights per scale.
+        bits: per quant.
         mode: the name of the format, for `mx.quantized_matmul`.
     """
 
