@@ -23,20 +23,20 @@ class Routing:
     """The rule by which a token's experts and their weights follow from the router's logits (X,).
 
     The C experts with the largest `score + bias` are chosen; among equal sums, those with the lowest index. The weight
-    of a chosen expert is its score, without the bias. With `normalize`, the weight is divided by the sum of the chosen
-    experts' scores.
+    of a chosen expert is its score, without the bias.
 
     Attributes:
         n_used: C.
-        normalize: whether the weights of a token's experts are divided by their sum.
+        normalize: whether the weights of a token's experts are divided by their sum plus `sum_eps`.
         scales: (X,) a factor of each expert's weight, applied last; None for 1. Prepared by `Backend.prepare`.
-        scoring: how scores are computed from logits: "softmax" or "sigmoid".
         bias: (X,) added to the scores only to choose experts; None for 0. Prepared by `Backend.prepare`.
         groups: (n, k) if the experts are divided into n groups, and a token's experts are chosen only from its k best
             groups. Groups are ranked by the sum of their two largest biased scores; among equal groups, the first one
             ranks higher. None for no groups.
-        sum_eps: added to the sum by which `normalize` divides.
-        weighs_inputs: whether an expert's input, and not its output, is multiplied by its weight. `n_used` is then 1.
+        weighs_inputs: whether an expert's input, and not its output, is multiplied by its weight.
+
+    Raises:
+        ValueError: `weighs_inputs` is true, and `n_used` is not 1.
     """
 
     n_used: int
@@ -49,7 +49,6 @@ class Routing:
     weighs_inputs: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError if `weighs_inputs` is true and a token has several experts."""
         if self.weighs_inputs and self.n_used != 1:
             raise ValueError(f"weighs_inputs: expected one expert per token, found {self.n_used}")
 
@@ -68,7 +67,6 @@ class ExpertLinear:
         weights: the result of `Backend.stack`.
         shape: (N, K).
         nbytes: bytes of all matrices.
-        n_experts: X.
         is_partial: whether this rank has only some columns of each matrix, so that products must be summed over ranks.
     """
 
@@ -106,11 +104,11 @@ class Experts:
     """A mixture of experts. Each expert is an FFN, `down(activation(gate(h)) * up(h))` or with another `Gating`.
 
     Attributes:
-        router: the linear layer that computes X logits, one for each expert.
+        router: the linear layer that computes the logits (X,).
         gate: the gate projections; None for experts without a gate, `down(activation(up(h)))`.
-        shared: an expert that every token uses, and whose output is added; None without one.
+        shared: an expert that every token uses, and whose output is added.
         router_norm: the norm of the router's input; None if the router reads the same normed input as the experts.
-        post_norm: a norm of the weighted sum of the experts' outputs; None without one.
+        post_norm: a norm of the weighted sum of the experts' outputs.
     """
 
     name: str
@@ -131,7 +129,7 @@ class Experts:
 
     @property
     def matrices(self) -> tuple[ExpertLinear, ...]:
-        """The linear layers of the experts: gate, if there is one, up and down."""
+        """The gate layers, if there are any, the up layers and the down layers."""
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
     @property
@@ -150,13 +148,13 @@ class Experts:
         return self.routing.n_used / self.n_experts
 
 
-# The share of the experts in memory, and the share of a token's experts that was missing. Measured with Qwen3-30B-A3B
-# (github.com/kekzl/imp/pull/1374), in runs of 256 tokens, with an LRU cache that was empty at first.
+# The share of the experts in memory, and the share of a token's experts that was missing, for Qwen3-30B-A3B in runs of
+# 256 tokens, with an LRU cache that was empty at first (github.com/kekzl/imp/pull/1374).
 _HELD, _MISSED = (0, 0.0625, 0.19, 0.38, 0.635, 1), (1, 0.634, 0.259, 0.106, 0.038, 0)
 
 
 def share_missed(share: float) -> float:
-    """Return the share of a token's experts that is read from the file. `share` is the share of experts in memory.
+    """Return the share of a token's experts that is read from the file; `share` of the experts are in memory.
 
     This is an estimate from one model: with others, successive tokens may have fewer or more experts in common.
     """
@@ -164,9 +162,9 @@ def share_missed(share: float) -> float:
 
 
 def share_read(share: float, n_tokens: int) -> float:
-    """Return the share of a layer's experts that a pass of `n_tokens` tokens reads. `share` is that of one token.
+    """Return the share of a layer's experts that a pass reads, if each token uses `share` of them.
 
-    The result is exact for one token, and an expected value for several tokens that choose independently.
+    For several tokens, this is the expected value if they choose independently.
     """
     return 1 - (1 - share) ** n_tokens
 
@@ -179,13 +177,10 @@ DECAY = 0.98
 
 
 class Residents:
-    """Which experts of a layer are in memory, each in a slot, and how often each expert was chosen.
-
-    Earlier choices count less (`DECAY`).
+    """Which experts of a layer are in memory, each in a slot, and how often each was chosen, with the decay `DECAY`.
 
     Attributes:
         slots: (X,) the slot of each expert, or -1.
-        n_slots: the number of slots.
     """
 
     def __init__(self, n_experts: int, n_slots: int) -> None:

@@ -2,8 +2,7 @@
 
 A descriptor is an array of int64 words. It has the addresses, shapes and formats of the weights of a block (linear
 layers with the same input), a norm or a mixture of experts. `kernels/cpu/build/layout.py` names the words. A descriptor
-has only the addresses of arrays, so the object that makes it also keeps references to the arrays. The functions
-`*_fits` and `heads_fit` return whether the kernels support the given parameters.
+has only the addresses of arrays, so the object that makes it also keeps references to the arrays.
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ def aligned(*shape: int) -> np.ndarray:
 
 
 def strided_rows(x: np.ndarray) -> np.ndarray:
-    """Return x (rows, columns) if the elements of each row are contiguous in memory, else a contiguous copy.
-
-    The rows need not be contiguous: x may be some columns of a larger array.
-    """
+    """Return x (rows, columns) if each row is contiguous (x may be columns of a wider array), else a copy."""
     return x if x.strides[1] == x.itemsize and x.strides[0] >= 0 else np.ascontiguousarray(x)
 
 
@@ -62,11 +58,11 @@ def contiguous(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A matrix of weights (N, K).
+    """A matrix of weights.
 
     Attributes:
         shape: (N, K).
-        format: the storage format, such as "q8_0" or "float32": one of `FORMATS`, or an affine format (`library.py`).
+        format: the storage format, such as "q8_0" or "float32": one of `library.FORMATS`, or an affine format of MLX.
         data: the bytes of the quantised blocks (one-dimensional), or float32 (N, K).
     """
 
@@ -76,7 +72,6 @@ class Matrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a product reads."""
         return int(self.data.nbytes)
 
 
@@ -93,8 +88,7 @@ class Block:
         self, linears: Sequence[Linear], norm: Norm | None, activation: int, library: Library, post: Norm | None = None,
         *, fixed: bool = False,
     ) -> None:  # fmt: skip
-        # Keep the arrays alive: the descriptor only has their addresses.
-        self.linears, self.norm, self.post = tuple(linears), norm, post
+        self.linears, self.norm, self.post = tuple(linears), norm, post  # keeps the arrays alive
         matrices: list[Matrix] = [linear.weight for linear in linears]
         gated = activation != 0 and len(matrices) == 2
         rows = [matrix.shape[0] for matrix in matrices]
@@ -131,7 +125,7 @@ class Block:
             self._write_panels(matrices, library)
 
     def _write_panels(self, matrices: Sequence[Matrix], library: Library) -> None:
-        """Write the words for products in fixed point: the panel kernels of quantised matrices, and the tasks."""
+        """Write the words for products in fixed point: the kernels of quantised matrices, and the tasks."""
         for matrix, row in zip(matrices, self.table(), strict=False):
             if matrix.format != FLOAT32:
                 row[layout.PANEL : layout.WIDTH] = library.panels(matrix.format)
@@ -194,10 +188,9 @@ def sinks_address(scores: Scores, n_heads: int) -> int:
 
 
 class ExpertBlock:
-    """A mixture of experts, encoded for the kernel `run_experts`.
+    """A mixture of experts, encoded for the kernel `run_experts`; `fixed` is as in `Block`.
 
     With `adds`, the kernel norms the sum of the experts with `experts.post_norm`, if there is one, and adds a residual.
-    With `fixed`, quantised matrices are multiplied in fixed point.
     """
 
     def __init__(
@@ -206,8 +199,7 @@ class ExpertBlock:
         def block(linears: Sequence[Linear], kind: int = 0) -> Block:
             return Block(linears, None, kind, library, fixed=fixed)
 
-        # Keep the arrays alive: the descriptor only has their addresses.
-        self.norm, self.router = norm, block((experts.router,))
+        self.norm, self.router = norm, block((experts.router,))  # keeps the arrays alive
         matrices = zip(*(linear.weights for linear in experts.matrices), strict=True)
         self.blocks = [(block(first, activation), block((down,))) for *first, down in matrices]
         self.inner, self.width = experts.up.shape
@@ -244,7 +236,7 @@ class ExpertBlock:
         descriptor[layout.EX_WEIGHS_INPUTS] = routing.weighs_inputs
 
     def guesses(self, other: ExpertBlock) -> bool:
-        """Return whether this mixture's kernel can guess the experts of `other`: only if both have the same sizes."""
+        """Return whether the kernel can guess the experts of `other`, the next mixture: both must have equal sizes."""
         return (self.n_experts, self.n_used, self.width) == (other.n_experts, other.n_used, other.width)
 
     def floats(self, n_tokens: int) -> int:

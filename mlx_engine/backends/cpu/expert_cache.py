@@ -44,16 +44,12 @@ PASSAGES = 2
 
 
 class HeldExperts(tuple[Linear, ...]):
-    """One linear layer (gate, up or down) of all experts of a mixture: views of a mapped file.
-
-    The `ExpertCache` copies at most `n_slots` experts into memory.
-    """
+    """One linear layer (gate, up or down) of all experts: views of a mapped file; `ExpertCache` copies `n_slots`."""
 
     n_slots: int
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all matrices."""
         return sum(linear.weight.nbytes for linear in self)
 
 
@@ -77,9 +73,9 @@ class ExpertCache:
         self._blocks.append((block, n_slots))
 
     def renew(self) -> None:
-        """Before a pass, discard the error of reading a guessed expert.
+        """Before a pass, discard an error of a guess that `check` has not raised; after a fork, start a new thread.
 
-        In a forked process, start a new thread, without experts in memory.
+        The new thread has no experts in memory.
         """
         if self._process == os.getpid():
             self._reader.take_error()
@@ -96,7 +92,6 @@ class ExpertCache:
 
     @property
     def n_bytes_read(self) -> int:
-        """The bytes that have been read."""
         return self._reader.n_bytes_read
 
     def _start(self, files: Mapping[str, int] = MappingProxyType({})) -> None:
@@ -123,7 +118,6 @@ class _Mixture:
     Attributes:
         state: the words that kernels and the thread share. The arrays `in_memory`, `is_used`, `n_chosen` and
             `is_guessed`, with an element per expert, are views of these words.
-        residents: which experts are in memory.
         following: the next mixture, if this one's kernel guesses its experts; else None.
         has_many: whether the last pass that used this mixture had many tokens.
         passages: the slots for missing experts in a pass of many tokens.
@@ -192,9 +186,8 @@ class _Reader:
     """The data and the functions of the thread that reads experts.
 
     Attributes:
-        error: the reason why reading has failed, or None. Until `take_error`, no expert is read.
-        n_bytes_read: the bytes that have been read.
-        files: the descriptors of the model's files, by path.
+        error: the reason why reading has failed, or None. After an error, no expert is read until `take_error`.
+        files: the file descriptors of the model's files, by path.
     """
 
     def __init__(self, library: Library, files: Mapping[str, int]) -> None:
@@ -231,7 +224,6 @@ class _Reader:
         os.write(self._pipe, np.int64(-1).tobytes())
 
     def close_pipes(self) -> None:
-        """Close the pipes."""
         for file in (self._notes, self._pipe, self._answers, self._answer):
             os.close(file)
 
@@ -255,7 +247,7 @@ class _Reader:
             os.close(file)
 
     def take_error(self) -> Exception | None:
-        """Return and clear `error`, and forget the experts that the failed pass has chosen. No kernel may run."""
+        """Return and clear `error`; forget which experts the failed pass has chosen. Call this while no kernel runs."""
         with self._failing:
             error = self.error
             if error is not None:
@@ -278,7 +270,6 @@ class _Reader:
                 self._has_guess = True
 
     def _wake(self) -> None:
-        """Wake a kernel that waits."""
         with contextlib.suppress(BlockingIOError):  # the pipe is full, so the kernel wakes anyway
             os.write(self._answer, b"1")
 

@@ -38,8 +38,7 @@ def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) ->
         return None
     library.announce = _announced
     own = [need for need in sorted(needs) if need in library.MODULES]
-    # MLX's mxfp4 is reordered on load, and uses the kernels of GGUF's mxfp4. Types without kernels are expanded to
-    # float32 on load.
+    # MLX's mxfp4 is reordered on load for the kernels of GGUF's mxfp4; types without kernels are expanded to float32.
     types = (need.removeprefix("mlx_") for need in needs.difference(own))
     formats = {type_ if library.is_format(type_) else "float32" for type_ in types}
     try:
@@ -50,10 +49,7 @@ def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) ->
 
 
 def load_formats(library: Library, formats: Collection[str], *, fixed: bool = False) -> None:
-    """Load the kernels of storage formats, and with `fixed` also their kernels of fixed-point products.
-
-    Unless the package has machine code for this processor, kernels that are not in the disk cache are compiled, all in
-    parallel.
+    """Load the kernels of storage formats, and with `fixed` of their fixed-point products; compile as `load_kernels`.
 
     Raises:
         BackendUnavailableError: a format cannot be compiled.
@@ -72,9 +68,9 @@ def load_formats(library: Library, formats: Collection[str], *, fixed: bool = Fa
 
 
 def parts_of(formats: Iterable[str], *, fixed: bool) -> list[str]:
-    """Return the names of the kernel parts for these formats, and with `fixed` of the parts for fixed-point products.
+    """Return the parts (groups of kernels that are compiled together) for these formats.
 
-    There are no fixed-point products of the format "float32".
+    With `fixed`, also return the parts for fixed-point products, which the format "float32" does not have.
     """
     from mlx_engine.kernels.cpu.build.library import FIXED, FIXED_END
 

@@ -103,8 +103,8 @@ class Place:
 def allocate(steps: Sequence[dict[int, Any]], x: Buffer, y: Buffer) -> int:
     """Set the offset of each buffer, so that buffers in use at the same time do not overlap.
 
-    Return the total size in floats per token. A step maps words to values, some of which are buffers. Buffer x has the
-    program's input, and is in use from the beginning. Buffer y has the result, and is in use until the end.
+    Return the total size in floats per token. The values of a step's words may be buffers. Buffer x, the program's
+    input, is in use from the beginning, and y, its result, until the end.
     """
     last_step = {x: 0}
     for i, step in enumerate(steps):
@@ -156,15 +156,12 @@ class CannotCompileError(Exception):
 
 @dataclass
 class Lowering:
-    """Collects the steps of a program: each method with the name of an operation of `Backend` adds its step.
-
-    `Lowered` describes the fields after `steps`, except `states` and `tap`.
-    """
+    """Collects the steps of a program. `Lowered` describes the fields after `steps`, except `states` and `tap`."""
 
     backend: CompiledBackend
     batch: PassBatch
     steps: list[dict[int, Any]] = field(default_factory=list)
-    # By layer: number of KV heads, head dim, number of arrays of the store. `states` has the layers with a state.
+    # `kv` is by layer, and `states` has the layers with a recurrent state.
     kv: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     states: set[int] = field(default_factory=set)
     ropes: dict[int, Rope] = field(default_factory=dict)
@@ -178,8 +175,7 @@ class Lowering:
         raise CannotCompileError(f"the operation {op}")
 
     def note(self, name: str, x: Place) -> Place:
-        """Return x: a compiled program has no taps."""
-        return x
+        return x  # a compiled program has no taps
 
     def _place(self, x: object) -> Place:
         """Return x if it is a `Place`. Raise CannotCompileError if x is an array that the definition created."""
@@ -188,7 +184,7 @@ class Lowering:
         return x
 
     def _emit(self, op: int, is_wanted: bool, *inputs: Place | None, **fields: Any) -> None:
-        """Add a step. `inputs` are the locations of its inputs A to D, or None; `fields` are other words by name."""
+        """Add a step. `inputs` are its inputs A to D (see `layout.py`), or None; `fields` are other words by name."""
         step: dict[int, Any] = {layout.OP: op, layout.WANTED: int(is_wanted)}
         step |= {getattr(layout, name): value for name, value in fields.items()}
         for first, place in zip_longest((layout.A_AT, layout.B_AT, layout.C_AT, layout.D_AT), inputs):
@@ -201,7 +197,7 @@ class Lowering:
         return Place(Buffer(width), 0, width, is_wanted, head_dim)
 
     def _whole(self, place: Place) -> Place:
-        """Return a place with the same value in contiguous rows; emit a step that copies the value if necessary."""
+        """Return a place with the value in contiguous rows; if necessary, emit a step that copies the value."""
         return place if place.is_whole else self._copied(place, is_wanted=place.is_wanted)
 
     def _copied(self, place: Place, *, is_wanted: bool) -> Place:
@@ -511,7 +507,6 @@ class Lowered:
     Attributes:
         steps: (steps, STEP_WIDTH) int64, the encoded steps.
         x: the buffer of the input: the hidden states before the first layer, perhaps with further inputs of the layers.
-        y: the location of the result.
         floats: number of scratch floats per token for all values.
         inputs: number of scratch floats per token that products need: the largest number of all steps.
         experts: the mixtures of experts; `ExpertBlock.floats` returns the scratch floats that a mixture needs.
@@ -535,13 +530,7 @@ class Lowered:
 
 
 def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) -> Lowered:
-    """Run the definition of the layers on a `Lowering`, and return the steps that it has emitted.
-
-    Args:
-        backend: makes the descriptors of blocks.
-        layers: the definition.
-        width: the width of the definition's input, see `Backend.compile`.
-        want: whether the results of every token, of some tokens or of none are wanted.
+    """Run the definition `layers` on a `Lowering`, and return its steps. `width` is as in `Backend.compile`.
 
     Raises:
         CannotCompileError: the kernels do not have an operation, or do not support its arguments.
@@ -568,7 +557,6 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
     )
 
 
-# The operations that `Lowering` implements.
 LOWERED = [name for names in OPERATIONS.values() for name in names if name in vars(Lowering)]
 
 

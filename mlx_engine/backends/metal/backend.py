@@ -3,22 +3,22 @@
 Both backends run the same kernel source, and compute in float32. With float16 or bfloat16 activations, other classes
 are used: `RoundedMetalBackend` for `metal`, and `MlxBackend` for `cuda`.
 
-For one token, a layer takes seven kernel launches: norm with q, k and v; norm and rotation of heads; write of keys and
-values; attention; output projection with residual; norm with gate, up and activation; down projection with residual.
-Nine or more tokens take two more launches, for the norms.
+For up to eight tokens, a layer takes seven kernel launches: norm with q, k and v; norm and rotation of heads; write of
+keys and values; attention; output projection with residual; norm with gate, up and activation; down projection with
+residual. For more tokens, the two norms have launches of their own.
 
 A row of the result has the same bits for any number of rows in the pass, and at any index in the pass:
 
 - Our kernels for products and for norms of whole rows have one order of summation over the columns
-  (`kernels/metal/products.h.metal`). They multiply matrices of float32 and of the supported types.
+  (`kernels/metal/products.h.metal`).
 - Attention sums over keys in blocks counted from position 0 (`kernels/metal/attention.py`).
 - MLX multiplies experts, but only one row at a time.
 - All other MLX operations work on one element or one row: biases, layer norms, norms of heads, activations without a
   gate, routing.
 
-In three cases results are within the tolerance, but not bit-identical: for a head dim that the attention kernel does
-not support; for float matrices of fewer than 8 columns; and after the GPU has refused a kernel. MLX operations then
-replace the kernel, with a warning.
+In three cases MLX operations replace a kernel, and results are within the tolerance, but not bit-identical: for a head
+dim that the attention kernel does not support; for float matrices of fewer than 8 columns; and, with a warning, after
+the GPU has refused the kernel.
 """
 
 from __future__ import annotations
@@ -46,15 +46,14 @@ from mlx_engine.kernels.metal.dense import NARROWEST
 from mlx_engine.kernels.metal.layout import BLOCK
 from mlx_engine.quant.weight import Weight
 
-# The smallest head dim that the kernel `head_norm_rope` supports; head dims are even.
+# The smallest head dim that the kernel `head_norm_rope` supports.
 NARROWEST_HEAD = 8
-
 
 # The activations that the kernel `norm_gate_up` supports.
 _FUSED: dict[Activation, Literal["silu", "gelu"]] = {"silu": "silu", "gelu": "gelu"}
 
-# The number of `Places` (page tables and positions for the attention kernel) that are kept: one for the layers with a
-# window, one for the layers without, and one for the last layer, which computes fewer rows.
+# The number of `Places` (page tables and positions for the attention kernel) that are kept for the following layers:
+# one for layers with a window, one for layers without, and one for the last layer, which computes fewer rows.
 KEPT_PLACES = 3
 
 
@@ -71,16 +70,15 @@ class ExecutorBackend(MlxBackend):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Hold the MLX stream, and launch kernels on the executor."""
         with super().session(), use(self.executor):
             yield
 
 
 class MetalBackend(ExecutorBackend):
-    """The `mlx` backend with our kernels. Matrices are split into quants and scales once, when they are loaded.
+    """The `mlx` backend with our kernels.
 
-    With the kernel `head_norm_rope`, queries are a transposed view of an array (H, T, E), and new keys and values are
-    the two `Half`s of one array.
+    The operation `head_norm_rope` returns queries as a transposed view of an array (H, T, E), and new keys and values
+    as the two `Half`s of one array.
     """
 
     fixes_bits = True
@@ -97,17 +95,13 @@ class MetalBackend(ExecutorBackend):
         return mx.array(weight.dequantize()) if matrix is None else matrix
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Convert the experts' matrices to MLX's affine format, or to floats if this format cannot express their type.
-
-        The GPU can then choose experts itself, and the host need not wait for the router.
-        """
+        """Convert the experts' matrices to MLX's affine format if it can express them exactly, else to floats."""
         return mlx_experts.stacked([replace(linear, weight=affine(linear.weight)) for linear in linears])
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
         return mlx_experts.multiply(x, linear.weights, ids, row_by_row=True)
 
     def warm_up(self, run: Callable[[], Native]) -> None:
-        """Compile, try and tune all kernels of decode before the first request."""
         with self.session():
             self.wait(run())
 
@@ -132,7 +126,7 @@ class MetalBackend(ExecutorBackend):
         return super().rms_norm(x, weight, eps) if y is None else y
 
     def norm_project(self, x: Native, norm: Norm | None, projections: Sequence[Linear]) -> list[Native]:
-        """Compute norm, q, k and v in one kernel; for other projections, norm and product in one kernel each."""
+        """Use one kernel for norm, q, k and v; for other projections, one kernel each, which includes the norm."""
         if isinstance(norm, RMSNorm) and (weights := _split(projections)):
             if len(weights) == 3:
                 products = self.kernels.norm_qkv(x, norm, *weights)
@@ -163,7 +157,6 @@ class MetalBackend(ExecutorBackend):
         return found
 
     def project_add(self, x: Native, projection: Linear, residual: Native) -> Native:
-        """Add the residual in the same kernel as the product."""
         weights = _split((projection,))
         y = self.kernels.project_add(x, weights[0], residual) if weights else None
         return super().project_add(x, projection, residual) if y is None else y
@@ -181,7 +174,6 @@ class MetalBackend(ExecutorBackend):
         return super().norm_head(x, norm, head) if y is None else y
 
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
-        """Read pages without a copy, in one order of summation for any number of queries."""
         y = None
         if fits(q.shape[2]):
             of = self._places_of(kv, counts)
@@ -189,7 +181,6 @@ class MetalBackend(ExecutorBackend):
         return super().attention(q, kv, counts, scores) if y is None else y
 
     def _places_of(self, kv: KVView, counts: Sequence[int]) -> Places:
-        """Return the `Places` of a pass's queries. The `KEPT_PLACES` made last are kept for the following layers."""
         found = next((places for places in self._places if places.are_of(kv, counts)), None)
         if found is None:
             found = Places(kv, counts)
@@ -197,7 +188,6 @@ class MetalBackend(ExecutorBackend):
         return found
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
-        """Write keys and values. If they are the halves of one array, write them in one update."""
         both = joined(k, v) if len(store) == 2 else None
         if both is None:
             return super().kv_write(store, slots, _whole(k), _whole(v))
@@ -206,10 +196,7 @@ class MetalBackend(ExecutorBackend):
 
 
 class Places:
-    """The page tables, and each query's sequence and position, as MLX arrays for the kernel `attention`.
-
-    Layers with the same window share one object. The last layer, which has fewer queries, may need another one.
-    """
+    """The page tables, and each query's sequence and position, as MLX arrays for the kernel `attention`."""
 
     def __init__(self, kv: KVView, counts: Sequence[int]) -> None:
         self._spans, self._counts = kv.spans, tuple(counts)
@@ -222,7 +209,6 @@ class Places:
         self.owner, self.position = (mx.array(np.array(column, dtype=np.int32)) for column in zip(*places, strict=True))
 
     def are_of(self, kv: KVView, counts: Sequence[int]) -> bool:
-        """Return whether this object was made for the same KV view and counts of queries."""
         return self._spans is kv.spans and self._counts == tuple(counts)
 
 

@@ -1,10 +1,9 @@
 """Call our Metal kernels for the `metal` and `cuda` backends. Each kernel is tried on the GPU before its first use.
 
-For the kernels in `TUNED`, the fastest launch settings are chosen at the same time (`tuning.py`).
-
 A GPU's compiler may refuse a kernel. MLX is lazy, so the error would be raised much later, when a result is evaluated.
 So each instantiation of a kernel (for certain shapes and types) first runs once on zeros. If the GPU refuses one, the
-method of this kernel returns None from then on, for all shapes, and the caller uses MLX operations instead.
+method of this kernel returns None from then on, for all shapes, and the caller uses MLX operations instead. For the
+kernels in `TUNED`, the fastest launch settings are chosen before the first use, too (`tuning.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Kernels:
     """The kernels of one executor (metal, cuda or emulator). Every method returns None if its kernel was refused.
 
     Attributes:
-        tensors: whether products of many rows, for prompts, use `matmul2d` (Metal's tensor operations).
+        tensors: whether `prompt_product` first tries the kernel with `matmul2d` (Metal's tensor operations).
         refused: the error message of each refused kernel, by its name.
     """
 
@@ -57,22 +56,18 @@ class Kernels:
     def norm_qkv(
         self, x: mx.array, norm: RMSNorm, q: SplitMatrix, k: SplitMatrix, v: SplitMatrix
     ) -> tuple[mx.array, mx.array, mx.array] | None:
-        """Return q, k and v of the normed x."""
         return self._normed(norm_qkv, (q.instance, k.instance, v.instance), x, norm, q.matrix, k.matrix, v.matrix)
 
     def norm_project(self, x: mx.array, norm: RMSNorm, weight: SplitMatrix) -> mx.array | None:
-        """Return one product of the normed x."""
         return self._normed(norm_project, weight.instance, x, norm, weight.matrix)
 
     def norm_gate_up(
         self, x: mx.array, norm: RMSNorm, gate: SplitMatrix, up: SplitMatrix, activation: Literal["silu", "gelu"]
     ) -> mx.array | None:
-        """Return the first half of a gated FFN, `activation(gate(h)) * up(h)`."""
         key = gate.instance, up.instance, activation
         return self._normed(norm_gate_up, key, x, norm, gate.matrix, up.matrix, activation)
 
     def project_add(self, x: mx.array, weight: SplitMatrix, residual: mx.array) -> mx.array | None:
-        """Return a product added to the residual stream."""
         return self._run(project_add, (tile(x), weight.instance), x, weight.matrix, residual)
 
     def multiply(self, x: mx.array, weight: SplitMatrix, dtype: mx.Dtype = mx.float32) -> mx.array | None:
@@ -82,15 +77,14 @@ class Kernels:
     def prompt_product(self, x: mx.array, matrix: PromptMatrix) -> mx.array | None:
         """Return the product of many float16 or bfloat16 rows with a matrix, in the type of the rows.
 
-        One instantiation multiplies matrices of all shapes. If the kernel with `matmul2d` is refused or not wanted, the
-        kernel with `simdgroup_matrix` is used.
+        One instantiation multiplies matrices of all shapes. If `tensors` is false or the kernel with `matmul2d` was
+        refused, the kernel with `simdgroup_matrix` is used.
         """
         key = matrix.code, x.dtype, matrix.inputs[-1].dtype
         y = self._run(prompt_product_tensors, key, x, matrix) if self.tensors else None
         return self._run(prompt_product, key, x, matrix) if y is None else y
 
     def dense(self, x: mx.array, weight: mx.array) -> mx.array | None:
-        """Return the product of x with a float32 matrix."""
         return self._run(dense, (tile(x), weight.shape), x, weight)
 
     def rms_norm(self, x: mx.array, weight: mx.array, eps: float) -> mx.array | None:
@@ -128,17 +122,11 @@ class Kernels:
         window: int,
         scores: Scores,
     ) -> mx.array | None:
-        """Return attention (R, H, E) of R queries over the keys and values in the pages of their sequences.
+        """Return attention (R, H, E) of R queries q (R, H, E) over the keys and values in their sequences' pages.
 
-        Args:
-            q: (R, H, E).
-            store: the KV store (arrays, G, slots, row).
-            pages: (B, P) int32, the first slots of each sequence's pages.
-            owner: (R,) int32, the index of each query's sequence.
-            position: (R,) int32, the position of each query in its sequence.
-            page: tokens per page.
-            window: the attention window, see `first_visible`; 0 for none.
-            scores: scale, soft cap and sinks.
+        `store` is the KV store (arrays, G, slots, row), and `pages` (B, P) int32 the first slot of each page of each
+        sequence. `owner` and `position`, (R,) int32, are the index of each query's sequence and the position in it.
+        `page` is the tokens per page, and `window` is as in `first_visible`, or 0 for none.
         """
         variant = scores.softcap is None, scores.sinks is None
         key = q.shape[1:], store.shape[1], page, window, len(q) < 8, pages.size < 8, variant
@@ -161,10 +149,9 @@ class Kernels:
     def _run(
         self, kernel: Callable[..., T], key: Hashable, *args: Any, trial: tuple[Any, ...] = (), **settings: Any
     ) -> T | None:
-        """Run a kernel, and return its result, or None if it was refused.
+        """Run a kernel, and return its result, or None if it was refused. `key` identifies the instantiation.
 
-        The instantiation depends on `key`. A new key is first tried on zeros, in the shapes and types of `trial`, or of
-        `args` if `trial` is empty.
+        A new key is first tried on zeros, in the shapes and types of `trial`, or of `args` if `trial` is empty.
         """
         name = kernel.__name__
         if name in self.refused:
@@ -201,20 +188,14 @@ def tile(x: mx.array) -> int:
 
 
 def zeros(argument: Any) -> Any:
-    """Return zeros in the shape and type of an array, without evaluating the array.
-
-    For a tuple, do this for each item. Return any other argument unchanged.
-    """
+    """Return zeros in place of an array, or of each array in a tuple, without evaluating it; else the argument."""
     if isinstance(argument, mx.array):
         return mx.zeros(argument.shape, argument.dtype)
     return tuple(map(zeros, argument)) if isinstance(argument, tuple) else argument
 
 
 def _refusals(executor: ExecutorName) -> tuple[type[Exception], ...]:
-    """Return the exceptions with which an executor refuses a kernel.
-
-    For the emulator, this is only CompileError. Its other errors report bugs in the kernel, and must be raised.
-    """
+    """Return the exceptions with which an executor refuses a kernel. The emulator's other errors are kernel bugs."""
     if executor == "emulator":
         from mlx_engine.kernels.emulator import CompileError
 

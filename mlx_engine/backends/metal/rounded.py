@@ -2,8 +2,8 @@
 
 Our kernels multiply 32 or more rows by quantised matrices: `prompt_product_tensors` on GPUs with neural accelerators,
 `prompt_product` on other GPUs. They support Q6_K, and MLX's affine format with 4 or 8 bits, in which Q8_0, Q4_0 and
-Q4_K are stored, too. MLX multiplies fewer rows by the same arrays. MLX's format cannot express Q6_K, so our kernel
-`matvec` multiplies fewer rows by Q6_K.
+Q4_K are stored, too. MLX multiplies fewer than 32 rows by the same arrays, except of Q6_K, which MLX's format cannot
+express: these products use our kernel `matvec`.
 
 MLX multiplies matrices of other quantised types (MXFP4, for example). Float matrices, experts and attention use MLX
 operations, because MLX's kernels for them already use the GPU's matrix units.
@@ -31,13 +31,12 @@ from mlx_engine.kernels.metal.prompt_product_tensors import has_accelerators
 from mlx_engine.quant.weight import Weight
 
 # An environment variable that selects the kernel for prompts: "on" for `prompt_product_tensors`, which uses Metal 4's
-# `matmul2d`; "off" for `prompt_product`, which uses `simdgroup_matrix`. If the variable is unset, GPUs with neural
-# accelerators use `prompt_product_tensors`.
+# `matmul2d`; "off" for `prompt_product`, which uses `simdgroup_matrix`. If unset, the GPU decides, as above.
 VARIABLE = "MLX_ENGINE_TENSORS"
 
 
 class RoundedMetalBackend(ExecutorBackend):
-    """The `mlx` backend, but our kernels multiply 32 or more rows by quantised matrices, and any rows by Q6_K."""
+    """The `mlx` backend with our kernels for products of prompts, and for all products with Q6_K matrices."""
 
     def __init__(self, activations: str, executor: ExecutorName) -> None:
         super().__init__(activations, executor)
@@ -60,7 +59,7 @@ def uses_tensors(executor: ExecutorName) -> bool:
     """Return whether products of prompts use `matmul2d`.
 
     Raises:
-        OptionError: the environment variable is set to another value than "on" or "off".
+        OptionError: `VARIABLE` is set to another value than "on" or "off".
     """
     chosen = os.environ.get(VARIABLE)
     if chosen not in (None, "on", "off"):
@@ -84,7 +83,7 @@ class PromptMatrix(GroupMatrix):
 
 @dataclass(frozen=True, eq=False)
 class StoredPromptMatrix(SplitMatrix):
-    """A Q6_K matrix in its stored type, which MLX's affine format cannot express."""
+    """A Q6_K matrix in its stored type."""
 
     def multiply(self, x: mx.array) -> mx.array:
         kernels, is_prompt = self.kernels, len(x) >= FEWEST

@@ -31,12 +31,12 @@ from mlx_engine.observe.log import LOGGER
 # The total bytes of the copies of a matrix. This is more than GPU caches hold, so every launch reads from memory.
 COLD_BYTES = 256 << 20
 ROUNDS = 5
-# A tuning must be faster than the default tuning by more than this share; smaller differences count as noise.
+# The share by which a tuning must be faster than the default tuning; smaller differences count as noise.
 MARGIN = 0.02
 
 
 def fastest(samples: Mapping[Tuning, Sequence[float]], default: Tuning) -> Tuning:
-    """Return the tuning with the smallest median time; the default if no tuning is faster by more than `MARGIN`."""
+    """Return the tuning with the smallest median time; the default if none is faster by more than `MARGIN`."""
     medians = {tuning: statistics.median(seconds) for tuning, seconds in samples.items()}
     best = min(medians, key=lambda tuning: medians[tuning], default=default)
     if default in medians and medians[default] * (1 - MARGIN) <= medians[best]:
@@ -97,8 +97,7 @@ def _copy(matrix: StoredMatrix) -> StoredMatrix:
 
 
 VARIABLE = "MLX_ENGINE_TUNING"
-# The fewest bytes of matrices for which tunings are measured. For smaller matrices, the overhead of a launch hides the
-# differences.
+# The fewest bytes of matrices for which tunings are measured; for smaller ones, launch overhead hides the differences.
 SMALLEST = 1 << 20
 
 # The kernels whose SIMD-groups may share a row.
@@ -111,10 +110,10 @@ def candidates(split: int) -> list[Tuning]:
 
 
 class Tuner:
-    """The tunings of one chip, by kernel and shape. They are read from a file, or measured if the file has none.
+    """The tunings of one chip, by kernel and shape, read from a file, or measured if the file has none.
 
-    `identity` describes all conditions of a measurement (chip, versions); entries with another identity are ignored. If
-    the file cannot be read or written, every process measures the tunings again.
+    Entries of the file with another `identity` (chip, versions) are ignored. If the file cannot be read or written,
+    every process measures the tunings again.
     """
 
     def __init__(self, identity: str, file: Path) -> None:
@@ -122,10 +121,7 @@ class Tuner:
         self._announced = False
 
     def choose(self, kernel: Callable[..., Any], args: tuple[Any, ...]) -> Tuning | None:
-        """Return the tuning of a kernel for these arguments.
-
-        For several vectors, or for a small matrix, return None, which stands for the default tuning.
-        """
+        """Return the tuning of a kernel; None, for the default, for several vectors or for small matrices."""
         weights = [a for a in args if isinstance(a, StoredMatrix)]
         n_vectors = next(len(a) for a in args if isinstance(a, mx.array))
         if n_vectors > 1 or sum(w.nbytes for w in weights) < SMALLEST:
@@ -181,10 +177,7 @@ class Tuner:
 
 
 def tuner(executor: ExecutorName) -> Tuner | None:
-    """Return the tuner of this machine's GPU.
-
-    Return None if tuning is off, and for the emulator, because its times say nothing about a GPU.
-    """
+    """Return the tuner of this machine's GPU; None if tuning is off, and for the emulator."""
     if executor == "emulator" or os.environ.get(VARIABLE) == "off":
         return None
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
@@ -200,9 +193,6 @@ def identity(executor: ExecutorName, chip: str) -> str:
 
 
 def _described(matrix: StoredMatrix) -> str:
-    """Return the type and shape of a matrix, for a key in the file.
-
-    The type Q8_0 is left out: older versions, which supported no other type, wrote keys without a type.
-    """
+    """Return a matrix's type and shape, for a key in the file. Older versions knew only Q8_0, and left it out."""
     shape = "{} x {}".format(*matrix.shape)
     return shape if matrix.layout == Q8_0 else f"{matrix.layout.name} {shape}"

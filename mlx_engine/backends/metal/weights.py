@@ -44,12 +44,10 @@ SPLIT: dict[str, Callable[[NDArray[np.uint8], tuple[int, int]], StoredMatrix]] =
 
 @dataclass(frozen=True, eq=False)
 class SplitMatrix:
-    """A matrix (N, K) in its stored type, split into quants and scales, and the kernels that multiply it.
+    """A `BlockMatrix` (N, K) in its stored type, split into quants and scales, and the kernels that multiply it.
 
     Attributes:
         matrix: the quants and scales. If the head is tied to the embedding table, both share this object.
-        kernels: our kernels; MLX operations replace a kernel that the GPU refuses.
-        shape: (N, K).
     """
 
     matrix: StoredMatrix
@@ -61,7 +59,6 @@ class SplitMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a product reads."""
         return self.matrix.nbytes
 
     @property
@@ -70,12 +67,10 @@ class SplitMatrix:
         return self.shape, self.matrix.layout
 
     def multiply(self, x: mx.array) -> mx.array:
-        """Return `x @ matrix.T`, (T, N) from float32 (T, K)."""
         y = self.kernels.multiply(x, self)
         return fallback_multiply(x, self.matrix) if y is None else y
 
     def rows(self, ids: mx.array) -> mx.array:
-        """Return the rows `ids`, dequantised to float32 (T, K)."""
         rows = self.kernels.rows(self, ids)
         return self.matrix.dequantized(ids) if rows is None else rows
 
@@ -83,8 +78,7 @@ class SplitMatrix:
 def split(weight: Weight, kernels: Kernels) -> SplitMatrix | None:
     """Return a matrix in its stored type, split into quants and scales; None if there is no kernel for the type.
 
-    Also return None if a scale is infinite or NaN. A product would then depend on whether a kernel multiplies by the
-    scale before or after it adds.
+    Also return None if a scale is infinite or NaN: a product would depend on whether a kernel scales or sums first.
     """
     matrix = _repacked(weight)
     return SplitMatrix(matrix, kernels) if matrix is not None and _is_finite(matrix) else None
@@ -107,8 +101,7 @@ def _repacked(weight: Weight) -> StoredMatrix | None:
 
 def _is_finite(matrix: StoredMatrix) -> bool:
     of = matrix.layout
-    # Q6_K has no `affine`. Each entry of `ws` has `entry` float16: the first is a number (d), each of the others holds
-    # two int8 scales.
+    # Q6_K has no `affine`. In each entry of `ws`, only the first float16, d, is a float: the others are two int8 each.
     parts = [matrix.ws[:, :: of.entry]] if of.affine is None else of.affine(matrix.ws)
     return all(bool(mx.isfinite(part).all().item()) for part in parts)
 
@@ -126,7 +119,7 @@ def _affine(matrix: StoredMatrix) -> GroupMatrix | mx.array:
 
 
 def fallback_multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:
-    """Return the product that the kernel `matvec` computes, by MLX operations."""
+    """Return `x @ matrix.T` by MLX operations."""
     weight = _affine(matrix)
     return x @ weight.T if isinstance(weight, mx.array) else weight.multiply(x)
 
@@ -135,7 +128,7 @@ def fallback_multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:
 class Half:
     """The keys or the values (T, G, E) of new tokens: a half of an array (2, G, T, E) with both.
 
-    Models pass keys and values as two arrays. With two `Half`s of one array, `kv_write` can write both in one update.
+    Models pass keys and values as two arrays; from two `Half`s of one array, `kv_write` writes both in one update.
     """
 
     both: mx.array
@@ -146,17 +139,15 @@ class Half:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(T, G, E)."""
         _, G, T, E = self.both.shape
         return T, G, E
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this half."""
         return int(self.both.nbytes) // 2
 
     def array(self) -> mx.array:
-        """Return a view (T, G, E)."""
+        """Return a view of this half."""
         return self.both[self.index : self.index + 1].squeeze(0).transpose(1, 0, 2)
 
 

@@ -67,8 +67,8 @@ class MlxBackend(Backend):
     "q8_0" the bytes of its blocks.
 
     All work runs on one stream of this backend, which several threads may use, one at a time. So a graph that was built
-    in one thread can be evaluated in another. MLX's default streams do not allow this, because each belongs to the
-    thread that created it.
+    in one session can be evaluated in another, in any thread. With MLX's default streams it cannot, because
+    each belongs to the thread that created it.
     """
 
     lazy = True
@@ -93,7 +93,6 @@ class MlxBackend(Backend):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Hold the backend's stream. Arrays that are not evaluated in this session may be evaluated in a later one."""
         with self.guard.held(), mx.stream(self._stream):
             yield
 
@@ -128,8 +127,8 @@ class MlxBackend(Backend):
     def host(self, x: Native) -> np.ndarray:
         """Wait for x, and return its memory without a copy if the device shares the host's memory.
 
-        This method takes the guard's lock, because threads that read log-probabilities call it outside of sessions. At
-        exit, `SessionGuard.hold_for_ever` keeps the lock, so that these threads no longer use MLX.
+        This takes the guard's lock, because threads that read log-probabilities call it outside of sessions. At exit,
+        `SessionGuard.hold_for_ever` keeps the lock, so that these threads no longer use MLX.
         """
         with self.guard.held():
             return np.asarray(x if self._dtype == mx.float32 else _widened(x))
@@ -165,10 +164,7 @@ class MlxBackend(Backend):
         return x if self._exchanged is None else mx.depends([x], [self._exchanged])[0]
 
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
-        """Return rows of the table; only these rows are dequantised.
-
-        If the table is a `Weight`, which is read on the host, wait for the ids.
-        """
+        """Dequantise only these rows. If the table is a `Weight`, which is read on the host, wait for the ids."""
         if isinstance(table, Weight):
             return self.as_activations(table.rows([self.token_id(i) if isinstance(i, mx.array) else i for i in ids]))
         known = [i for i in ids if not isinstance(i, mx.array)]
@@ -193,10 +189,7 @@ class MlxBackend(Backend):
         return mx.fast.layer_norm(x, weight, bias, eps)
 
     def rope(self, x: Native, rope: Rope, positions: Sequence[int]) -> Native:
-        """Rotate both halves of each head at once.
-
-        `mx.fast.rope` is not used: its float32 angles are wrong in the third decimal at position 40,000.
-        """
+        """Rotate without `mx.fast.rope`: its float32 angles are wrong in the third decimal at position 40,000."""
         cos, sin = self.rotation(rope, max(positions) + 1)
         here = indices(np.asarray(positions))
         halves = x.reshape(len(x), -1, 2, x.shape[-1] // 2)
@@ -206,8 +199,7 @@ class MlxBackend(Backend):
     def rotation(self, rope: Rope, length: int) -> tuple[mx.array, mx.array]:
         """Return cosines (L, E/2) and sines (L, 2, E/2) for positions 0 to L - 1, where L is at least `length`.
 
-        Row 0 of the sines of a position is negated, for the first half of a head; row 1 is for the second half. The
-        tables are kept for later calls, and replaced by longer ones if `length` exceeds L.
+        Of the two rows of a position's sines, the first is negated, for the first half of a head. The tables are kept.
         """
         found = self._rotations.get(rope)
         if found is None or len(found[0]) < length:
@@ -217,10 +209,10 @@ class MlxBackend(Backend):
         return found
 
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
-        """Call `mx.fast.scaled_dot_product_attention` for each sequence.
+        """For each sequence, call `mx.fast.scaled_dot_product_attention`, or with a soft cap `_capped_attention`.
 
-        MLX's function has no soft cap, so `_capped_attention` is used for models with one. Consecutive pages are read
-        in place; other pages are copied. Keys and values of another type than the activations are copied and converted.
+        Adjacent pages are read in place; others are copied. Keys and values of another type than the activations are
+        copied and converted.
         """
         outs, end = [], 0
         for span, n in zip(kv.spans, counts, strict=True):
@@ -242,7 +234,6 @@ class MlxBackend(Backend):
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
     def silu(self, x: Native) -> Native:
-        """Use `mx.sigmoid`, which does not overflow."""
         return x * mx.sigmoid(x)
 
     def gelu(self, x: Native) -> Native:
@@ -312,7 +303,6 @@ class MlxBackend(Backend):
         return mlx_experts.combine(y, weights)
 
     def norm_head(self, x: Native, norm: Norm, head: Linear) -> Native:
-        """Return float32 logits, for the choice of a token."""
         logits: Any = super().norm_head(x, norm, head)
         return logits.astype(mx.float32)
 
@@ -506,15 +496,9 @@ def _widened(x: Native) -> Native:
 def _space_chunk(matrix: Native, x: Native, b: Native, c: Native, rates: Native) -> tuple[Native, Native]:
     """Return the outputs (H, L, P) of a state space for L tokens, and the state (H, N, P) after these tokens.
 
-    The decay from token s to token l is the exponential of the sum of `rates` of tokens s + 1 to l. Each of these sums
-    is computed separately, because the difference of two cumulative sums would lose digits.
-
-    Args:
-        matrix: the state (H, N, P) before the tokens.
-        x: (H, L, P), the inputs times the time steps.
-        b: (H, L, N).
-        c: (H, L, N).
-        rates: (H, L), the logarithm of each token's decay.
+    `matrix` (H, N, P) is the state before the tokens, x (H, L, P) the inputs times the time steps, and `rates` (H, L)
+    the logarithms of the decays; b and c are (H, L, N). The decay from token s to token l is the exponential of the sum
+    of `rates` of tokens s + 1 to l. Each sum is computed separately: differences of cumulative sums would lose digits.
     """
     n = rates.shape[1]
     if n == 1:
@@ -585,8 +569,7 @@ def drawn(row: mx.array, sampling: Sampling, u: float, real: mx.Dtype) -> mx.arr
     total = mx.cumsum(kept / kept.sum())
     ids = mx.arange(len(p), dtype=mx.uint32)
     reached = chosen_from & (total > u * total[-1])
-    # For u close to 1, rounding may have the effect that no sum exceeds u times the total. Then choose the last token
-    # that is not filtered out.
+    # For u close to 1, rounding may leave no sum above u times the total. Then choose the last token that is kept.
     last = mx.where(chosen_from, ids, 0).max()
     return mx.minimum(mx.where(reached, ids, len(p)).min(), last).astype(mx.uint32)
 
@@ -599,7 +582,7 @@ def _likeliest(p: mx.array, sampling: Sampling) -> mx.array:
     likely = likely / likely.sum()
     n = mx.array(len(likely))
     if sampling.top_p < 1:
-        # The token with which the sum reaches top_p is kept, too. So compare the sum of the tokens before it.
+        # Compare the sum of the tokens before each token, because the token that reaches top_p is kept, too.
         reached = mx.cumsum(likely) - likely
         n = mx.maximum(1, (reached < sampling.top_p).sum())
     n = mx.minimum(n, (likely >= sampling.min_p * likely[0]).sum())

@@ -41,19 +41,19 @@ def keep_weights_resident() -> None:
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
 
 
-# The largest number of seconds that the exit of the interpreter waits for the forward pass on each stream.
+# The seconds that the exit of the interpreter waits at most for the forward pass on each stream.
 PATIENCE = 10.0
 
-# The streams of closed backends, and the id of the process that created each stream.
+# The streams of closed backends, each after the id of the process that created it.
 _idle: list[tuple[int, mx.Stream]] = []
 _taking = kept_over_forks(threading.Lock())
 _used: weakref.WeakSet[DeviceStream] = weakref.WeakSet()
 
 
 class DeviceStream:
-    """An MLX stream for one backend. When this object is closed or collected, other backends may reuse the stream.
+    """An MLX stream for one backend, which one thread at a time may use.
 
-    Only one thread at a time may use the stream.
+    When this object is closed or collected, other backends may reuse the stream.
     """
 
     def __init__(self, device: mx.Device, guard: SessionGuard) -> None:
@@ -67,7 +67,7 @@ def _take(device: mx.Device) -> mx.Stream:
     """Return an idle stream that this process has created for the device, or a new stream."""
     with _taking:
         for i, (process, stream) in enumerate(_idle):
-            # A forked process cannot use its parent's streams, because the threads of these streams do not exist in it.
+            # A forked process cannot use its parent's streams: it does not have their threads.
             if stream.device == device and process == os.getpid():
                 return _idle.pop(i)[1]
     return mx.new_thread_unsafe_stream(device)

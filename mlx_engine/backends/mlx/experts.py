@@ -1,8 +1,7 @@
 """Mixtures of experts in MLX operations, for the backends `mlx`, `metal` and `cuda`.
 
 The matrices of all experts of a layer are one array (X, N, K). `mx.gather_mm` and `mx.gather_qmm` read the chosen
-experts from this array on the device, so that the host does not wait for the router. If there are many rows, they are
-sorted by expert, so that these operations read each expert once.
+experts from this array on the device, so that the host does not wait for the router.
 
 If memory for experts is bounded (`Slots`), the array has fewer matrices, and the host waits for the router. Chosen
 experts that are missing are read from the file, in place of those that were chosen least often.
@@ -22,7 +21,7 @@ from mlx_engine.backends.mlx.weights import GroupMatrix, summed_in_float32
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.errors import ModelError
 
-# From this number of rows on, rows are sorted by expert, as in mlx-lm's SwitchGLU.
+# From this number of rows on, rows are sorted by expert, as in mlx-lm's SwitchGLU, so that each expert is read once.
 MANY = 64
 
 
@@ -81,10 +80,7 @@ class BiasedStack:
 
 
 class Slots:
-    """A stack of n experts, of which at most `n_slots` are in memory.
-
-    Products are bit-identical to those of a stack with all experts in memory.
-    """
+    """A stack of n experts, of which at most `n_slots` are in memory. Products are bit-identical to those of all n."""
 
     def __init__(self, read: Callable[[int], Stack], n: int, n_slots: int) -> None:
         """Allocate the slots. `read(e)` returns a stack with only expert e."""
@@ -96,7 +92,7 @@ class Slots:
         self._residents = Residents(n, n_slots)
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
-        """Return what `Stack.multiply` defines. If the chosen experts do not fit into the slots, do several rounds."""
+        """Multiply as `Stack.multiply`. If the chosen experts do not fit into the slots, do several rounds."""
         chosen = np.array(ids)
         experts = np.unique(chosen)
         self._residents.count(np.bincount(chosen.reshape(-1), minlength=len(self._residents.slots)))
@@ -118,7 +114,7 @@ class Slots:
         return y.reshape(*chosen.shape, *y.shape[-2:])
 
     def _hold(self, experts: np.ndarray) -> None:
-        """Read those of `experts` that are not in memory, in place of the least often chosen other experts."""
+        """Read the `experts` that are not in memory, in place of the least often chosen other experts."""
         for e in experts[self._residents.slots[experts] < 0].tolist():
             new, slot = self._read(e), self._free(experts)
             self._write(slot, new)
@@ -144,7 +140,6 @@ class Slots:
 
 
 def _arrays(stack: Stack) -> list[mx.array]:
-    """Return all arrays of a stack."""
     found: list[mx.array] = []
     _mapped(found.append, stack)
     return found
@@ -159,10 +154,9 @@ def _mapped(function: Callable[[mx.array], Any], stack: Any) -> Any:
 
 
 def stacked(linears: Sequence[Linear], dtype: mx.Dtype = mx.float32) -> Stack:
-    """Return the linear layers of several experts as one stack.
+    """Return the linear layers of several experts as one stack, evaluated, so that the single matrices can be freed.
 
-    Matrices that are not all `GroupMatrix` of one format become floats of `dtype`, the type of activations. The stack
-    is evaluated here, so that the single matrices can be freed.
+    Matrices that are not all `GroupMatrix` of one format become floats of `dtype`, the type of activations.
     """
     matrices = _stacked([linear.weight for linear in linears], dtype)
     if linears[0].bias is None:
@@ -191,10 +185,7 @@ def _values(matrix: GroupMatrix) -> mx.array:
 
 
 def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
-    """Return ids and weights as `Backend.route` defines them.
-
-    `mx.argsort` does not define the order of equal logits, so `_first` is used instead.
-    """
+    """Return ids and weights as `Backend.route` defines them, without `mx.argsort`, which may reorder equal logits."""
     n_experts, n_used, logits = logits.shape[1], routing.n_used, logits.astype(mx.float32)
     scores = mx.softmax(logits, axis=-1) if routing.scoring == "softmax" else mx.sigmoid(logits)
     ranked = logits if routing.ranks_logits else scores if routing.bias is None else scores + routing.bias
@@ -225,9 +216,8 @@ def _first(values: mx.array, n: int) -> mx.array:
 def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> mx.array:
     """Return (T*C, N) as `Backend.expert_linear` defines it; x is (T, K) or (T*C, K).
 
-    `MANY` or more rows are sorted by expert, so that an expert's matrix stays in the caches for all its rows. With
-    `row_by_row`, sorted rows are still multiplied one at a time, so that the order of summation is the same as for a
-    few rows.
+    With `row_by_row`, sorted rows (`MANY`) are still multiplied one at a time, so that the order of summation is the
+    same as for a few rows.
     """
     each = ids.size // len(x)
     if ids.size < MANY:

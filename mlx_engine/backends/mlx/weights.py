@@ -4,10 +4,9 @@ In MLX's affine format, `weight = scale * quant + bias`, with unsigned quants. Q
 bytes q. Flipping the sign bit of q gives the unsigned byte `q + 128`. So `scale = d` and `bias = -128 d` give the same
 weights.
 
-With float32 activations, scales and biases are float32, for two reasons. In float16, the bias of a scale above 511.75
-would overflow. And MLX would convert float16 scales and biases to float32 for every product: per group, it would read 4
-bytes, write 8 and read these 8, in place of only reading 8. With float16 or bfloat16 activations, scales and biases are
-rounded to the type of the activations, as in mlx-lm.
+With float32 activations, scales and biases are float32: in float16, the bias of a scale above 511.75 would overflow,
+and MLX would convert float16 scales and biases to float32 for every product. With float16 or bfloat16 activations,
+they are rounded to the type of the activations, as in mlx-lm.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class GroupMatrix:
         wq: uint32 (N, K * bits / 32), the first quant in the lowest bits.
         scales: (N, K / group) of the type of activations; uint8 in the modes without biases.
         biases: (N, K / group) of the type of activations, or None.
-        group: the number of weights with the same scale.
-        bits: the number of bits of a quant.
+        group: weights per scale.
+        bits: per quant.
         mode: the name of the format, for `mx.quantized_matmul`.
     """
 
@@ -91,17 +90,16 @@ class GroupMatrix:
 
 
 def widened(x: mx.array) -> mx.array:
-    """Return floats as float32. Return uint8 scales, which the modes without biases have, unchanged."""
+    """Return floats as float32, and uint8 scales (of the modes without biases) unchanged."""
     return x if x.dtype == mx.uint8 else x.astype(mx.float32)
 
 
 def summed_in_float32(
     x: mx.array, scales: mx.array, biases: mx.array | None = None
 ) -> tuple[mx.array, mx.array, mx.array | None]:
-    """Return the arguments of a quantised product, converted to float32 if MLX would otherwise sum with less precision.
+    """Return the arguments of a quantised product, on the CPU converted to float32.
 
-    MLX's GPU kernels always sum in float32. Its CPU kernels sum in the type of x, which gives an error of 2e-2 for
-    bfloat16. So on the CPU, all arguments are converted.
+    MLX's GPU kernels always sum in float32. Its CPU kernels sum in the type of x: in bfloat16, the error is 2e-2.
     """
     if x.dtype == mx.float32 or kind() != "cpu":
         return x, scales, biases
@@ -111,7 +109,7 @@ def summed_in_float32(
 def reinterpret(weight: Weight, dtype: mx.Dtype = mx.float32) -> GroupMatrix | None:
     """Return a Q8_0 matrix in MLX's format, with scales and biases rounded to `dtype`.
 
-    Return None if a scale or bias is not finite, because products would then differ from those of the Q8_0 weights.
+    Return None if a scale or bias is not finite: products would differ from those of the Q8_0 weights.
     """
     split = split_q8_0(weight.data, (weight.shape[0], weight.shape[1]))
     scales, biases = (unwritten(split.ws.shape, np.float32) for _ in range(2))

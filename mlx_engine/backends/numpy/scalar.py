@@ -39,10 +39,7 @@ TINY = 1e-6
 
 
 class ScalarBackend(Backend):
-    """The plain Python backend. A KV store is a tuple of two lists, of keys and of values, with an item for each slot.
-
-    With `n_arrays` 1, the tuple has only the list of keys.
-    """
+    """The plain Python backend. A KV store has a list of keys and, unless `n_arrays` is 1, of values, by slot."""
 
     name = "scalar"
 
@@ -205,7 +202,7 @@ class ScalarBackend(Backend):
         return store
 
     def kv_read(self, store: Native, first: int, n: int) -> np.ndarray:
-        """Return float64, because this backend does not round to float32."""
+        """Return float64, like `state_read`, because this backend does not round to float32."""
         return np.array([slots[first : first + n] for slots in store]).transpose(0, 2, 1, 3)
 
     def kv_restore(self, store: Native, first: int, values: np.ndarray) -> Native:
@@ -225,14 +222,12 @@ class ScalarBackend(Backend):
         return [_zeros(shape) for _ in range(n_slots)]
 
     def state_read(self, store: Native, slot: int) -> np.ndarray:
-        """Return float64, because this backend does not round to float32."""
         return np.array(store[slot])
 
     def state_restore(self, store: Native, slot: int, values: np.ndarray) -> None:
         store[slot] = values.tolist()
 
     def state_nbytes(self, store: Native) -> int:
-        """Count 8 bytes for each float, without Python's overhead for lists."""
         return 8 * sum(map(_count, store))
 
     def convolve(self, x: Native, conv: Convolution, state: StateView) -> Native:
