@@ -129,7 +129,10 @@ class Conversion:
                 raise OptionError(message, option="quant_layers", expected=", ".join(there), found=name)
 
     def type_of(self, name: str, shape: tuple[int, ...], stored: GGMLType) -> tuple[GGMLType, str]:
-        """Return a linear layer's type after loading, and why it is not converted; "" if it is or need not be."""
+        """Return the type of a linear layer after loading, and why it is not converted.
+
+        The reason is "" if the layer is converted, or if neither `quant` nor `layers` asks for a type.
+        """
         given = self.given(layer_type(name))
         quant = self.quant if given is None else given
         if quant == KEEP:

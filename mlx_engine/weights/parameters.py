@@ -75,7 +75,7 @@ class Parameters:
     def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type.
 
-        The table stays in the mapped file if `Backend.embeds_stored` is true, or if this rank does not hold the whole head.
+        It stays in the mapped file if `Backend.embeds_stored` is true, or if this rank does not hold the whole head.
         """
         weight = self._stored(f"{name}.weight")
         if is_elsewhere(weight):
