@@ -16,8 +16,8 @@ from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import GGMLType
 
 # The layer types of latent attention. The tensor `attn_q` or `attn_q_b` is loaded as two layers, `attn_q` and
-# `attn_q_pe`; `attn_kv_a_mqa` as `attn_latent` and `attn_k_pe`. The matrices per head, `attn_k_b` and `attn_v_b`, are
-# not in this list, because they keep their type.
+# `attn_q_pe`; `attn_kv_a_mqa` as `attn_latent` and `attn_k_pe`. The matrices per head, `attn_k_b` and `attn_v_b`, keep
+# their type.
 _LATENT = ("attn_q_a", "attn_q_b", "attn_q_pe", "attn_kv_a_mqa", "attn_latent", "attn_k_pe")
 
 # Layer types, by GGUF names. A head that is tied to the embedding table also counts as `output`.
@@ -39,9 +39,8 @@ GROUPS = {
         "ssm_ba",
         "ssm_in",
     ),
-    # All experts of a layer have the same layer type. Routers (ffn_gate_inp) are not in this list, because they are
-    # never quantised. ffn_gate_up_exps is one tensor in some GGUF files; loaded models have ffn_gate_exps and
-    # ffn_up_exps.
+    # All experts of a layer have the same layer type. Routers (ffn_gate_inp) are never quantised. If a GGUF file has
+    # ffn_gate_up_exps, it is loaded as ffn_gate_exps and ffn_up_exps.
     "ffn": (
         "ffn_gate_exps",
         "ffn_up_exps",
@@ -54,23 +53,15 @@ GROUPS = {
         "ffn_up",
         "ffn_down",
     ),
-    # The matrices of Gemma 4's per-layer inputs (`layer.PerLayer`), and their embedding table, which only `quantize`
-    # converts.
+    # Gemma 4's per-layer inputs (`layer.PerLayer`). Only `quantize` converts their embedding table, the last of these.
     "per_layer": ("inp_gate", "proj", "per_layer_model_proj", "per_layer_token_embd"),
 }
-
-
 HEAD = "output"
-
-
 LAYER_TYPES = (*(name for group in GROUPS.values() for name in group), HEAD)
 
 
 def layer_type(name: str) -> str:
-    """Return the layer type of a name: "attn_q" for "blk.0.attn_q" and for "blk.0.attn_q.weight".
-
-    A number at the end is the index of an expert: "ffn_up_exps" for "blk.0.ffn_up_exps.3".
-    """
+    """Return the layer type of a name: "attn_q" for "blk.0.attn_q.weight", "ffn_up_exps" for "blk.0.ffn_up_exps.3"."""
     *_, before, last = ("", *name.removesuffix(".weight").split("."))
     stem = before if last.isdigit() else last
     return HEAD if stem == "token_embd" else stem
@@ -78,11 +69,9 @@ def layer_type(name: str) -> str:
 
 KEEP, AUTO = "keep", "auto"
 QUANTS = (KEEP, "f32", "q8_0", "q4_0", "q4_1")
-
-
-# Layers of at least this width are as fast in Q8_0 as in F32 or faster, with one thread and with several. This was
-# measured by `python -m benchmarks.crossover` (benchmarks/results/crossover.jsonl); a test compares the number with the
-# results. 32 is the width of one block, so by default every layer is quantised.
+# Layers of at least this width are as fast in Q8_0 as in F32 or faster, with one thread and with several: measured by
+# `python -m benchmarks.crossover` (benchmarks/results/crossover.jsonl). This is the width of one block, so by default
+# `min_dim` excludes no layer.
 AUTO_MIN_DIM = 32
 
 
@@ -91,6 +80,8 @@ class Conversion:
     """The types that linear layers are converted to on load. Embedding tables and norms are never converted on load.
 
     Attributes:
+        quants: the valid values of `quant`.
+        layer_quants: the types that `layers` may name.
         quant: "keep", or the type for all linear layers and the head.
         min_dim: layers whose matrix has both sides shorter than this are not quantised, unless `layers` names them.
             "auto" is AUTO_MIN_DIM. The type "f32" is applied to layers of every size.
@@ -100,7 +91,6 @@ class Conversion:
         OptionError: an option is invalid.
     """
 
-    # The types that may be chosen for all layers and for single layers.
     quants: ClassVar[tuple[str, ...]] = QUANTS
     layer_quants: ClassVar[tuple[str, ...]] = QUANTS
 
@@ -128,11 +118,7 @@ class Conversion:
                 raise OptionError(message, option=f"quant_layers {name}", found=quant)
 
     def check(self, where: str, tensors: Collection[str]) -> None:
-        """Check that every name in `layers` is a layer of the model with these tensors.
-
-        Raises:
-            OptionError: the model has no such layer.
-        """
+        """Raise OptionError if `layers` names a layer that a model with these tensors does not have."""
         if not self.layers:
             return
         found = {layer_type(name) for name in tensors} | {HEAD}
@@ -161,12 +147,12 @@ class Conversion:
         return wanted, ""
 
     def given(self, kind: str) -> str | None:
-        """Return the type in `layers` for a layer type, directly or by its group; None if `layers` does not name it."""
+        """Return the type that `layers` has for a layer type or its group; None if `layers` names neither."""
         groups = [self.layers[group] for group, kinds in GROUPS.items() if kind in kinds and group in self.layers]
         return self.layers.get(kind, groups[0] if groups else None)
 
     def options(self) -> dict[str, Any]:
-        """Return the options as keyword arguments of `load`."""
+        """Return the keyword arguments of `load`."""
         return {"quant": self.quant, "quant_min_dim": self.min_dim, "quant_layers": self.layers}
 
     def __str__(self) -> str:
@@ -184,11 +170,7 @@ def check_load_options(
     quant_min_dim: int | str = AUTO,
     quant_layers: Mapping[str, str] | None = None,
 ) -> Conversion:
-    """Check the options of `load`, and return the conversion that they ask for.
-
-    Raises:
-        OptionError: an option is invalid.
-    """
+    """Check these options of `load`, and return their conversion; raise OptionError if one is invalid."""
     conversion = Conversion(quant, quant_min_dim, {} if quant_layers is None else quant_layers)
     if threads is not None and not is_whole(threads):
         message = f"threads must be a whole number, not {shown(threads)}"

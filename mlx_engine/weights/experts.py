@@ -1,8 +1,7 @@
 """Mixtures of experts in files: the tensors of a layer's experts and router, and their names and shapes in each format.
 
 In the model each expert has its own matrices, views of the file's bytes if possible. Files store each matrix as a
-tensor, or stack the matrices of all X experts of a layer in one tensor with a leading axis X. F is the FFN size, D the
-hidden size:
+tensor, or stack the matrices of all X experts of a layer in one tensor. F is the FFN size, D the hidden size:
 
     GGUF                        blk.0.ffn_gate_exps.weight (X, F, D); files of early 2024: blk.0.ffn_gate.3.weight;
                                 Gemma 4, and optionally others: blk.0.ffn_gate_up_exps.weight (X, 2F, D), gate first
@@ -45,7 +44,7 @@ class Names:
 
     Attributes:
         block: the module in a layer that contains router and experts; "" if they are in the layer's module itself.
-        parts: the published names of gate, up and down; the first is "" for experts without a gate.
+        parts: the published names of gate, up and down; "" for gate if experts have none.
         router: the name of the router's module.
         interleaved: whether published folders have gate and up in alternating rows of one tensor (gpt-oss). Experts and
             routers then have biases.
@@ -54,7 +53,7 @@ class Names:
         stacked_parts: the names of gate, up and down in this module.
         stem: the prefix of the text model's tensors.
         fused: the names of the two fused tensors in the block.
-        bias: the name in the block of the bias that is added to router scores before experts are chosen; "" for none.
+        bias: the name in the block of `Routing.bias`; "" for none.
         bias_rows: 1 if this bias is stored as a matrix of one row, 0 if it is a vector.
         shared: the name of the shared expert's module in the block.
         are_transposed: whether the fused tensors are transposed, (X, D, 2F) and (X, F, D).
@@ -103,7 +102,7 @@ class Routed(ConfigBase):
         return tuple("dense" if i < n_dense else "sparse" for i in range(of.n_layers))
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; for sigmoid scores llama.cpp needs the key `expert_gating_func`."""
+        """Return `ConfigBase.to_gguf`; for sigmoid scores also the key `expert_gating_func`, which llama.cpp needs."""
         keys = super().to_gguf()
         return keys if self.scoring == "softmax" else {**keys, "expert_gating_func": SIGMOIDS}
 
@@ -120,32 +119,27 @@ class Routed(ConfigBase):
 
 
 class InGroups(Routed):
-    """A base class of configs whose experts are in `n_groups` groups, of which `n_groups_used` are kept per token."""
+    """A base class of configs whose experts are in groups. A token's experts are in its `n_groups_used` best groups."""
 
     n_groups: int
     n_groups_used: int
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """The number of groups of experts, and how many groups are kept per token; None if there is one group."""
+        """`Routing.groups`; None if there is one group."""
         return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
 
 
 @dataclass(frozen=True)
 class Count(Setting):
-    """The number of experts in each layer. In config.json its key depends on the program that wrote the file.
+    """The number of experts in each layer.
 
-    Attributes:
-        published: the key in published files of the architecture.
+    In config.json the key is `published`, `num_experts` or, from transformers 5 on, `num_local_experts`.
     """
 
     published: str = "num_experts"
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the number.
-
-        In config.json the key is `published`, `num_experts` or, from transformers 5 on, `num_local_experts`.
-        """
         key = "expert_count"
         if naming == "hf":
             keys = ("num_local_experts", "num_experts", self.published)
@@ -157,20 +151,18 @@ class Count(Setting):
         return n
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the GGUF key."""
         return {"expert_count": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {self.published: value}
 
 
 @dataclass(frozen=True)
 class OfFolders(Setting):
-    """A setting that has a key in config.json, but none in GGUF. For GGUF files its value is what llama.cpp assumes.
+    """A setting that has a key in config.json, but none in GGUF.
 
     Attributes:
-        in_gguf: the value for GGUF files, or a function of the fields that were read before.
+        in_gguf: the value that llama.cpp assumes for GGUF files, or a function of the fields that were read before.
         hf: the key in config.json.
         kind: the function that reads the key, usually a method of `Settings`.
         usual: the default in config.json.
@@ -182,13 +174,11 @@ class OfFolders(Setting):
     usual: Any = False
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Any:
-        """Return the value."""
         if naming == "gguf":
             return self.in_gguf(known) if callable(self.in_gguf) else self.in_gguf
         return self.kind(s, self.hf, self.usual)
 
     def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
-        """Return the key with its value."""
         return {self.hf: value}
 
 
@@ -200,20 +190,17 @@ class Normalize(OfFolders):
 
 
 def most_experts(n_layers: int) -> int:
-    """Return the largest accepted number of experts per layer for a model with this many layers."""
+    """Return the largest accepted number of experts per layer."""
     return max(1, MOST_EXPERTS // n_layers)
 
 
 def of_all(n_used: int, known: Any) -> str | None:
-    """Check the number of experts that a token uses; return what is expected if it is too large, or None."""
+    """Return None if a token can use `n_used` experts, or else what is expected (a `config.declared.Condition`)."""
     return None if n_used <= known.n_experts else f"at most the number of experts, {known.n_experts}"
 
 
 def of_groups(n_used: int, known: Any) -> str | None:
-    """Check the number of expert groups that are kept per token; return what is expected, or None if it is valid.
-
-    The kept groups together must have at least `n_experts_used` experts.
-    """
+    """Like `of_all`, for the number of a token's groups: they must have at least `n_experts_used` experts together."""
     least = -(-known.n_experts_used * known.n_groups // known.n_experts)
     return None if least <= n_used <= known.n_groups else f"from {least} to {known.n_groups} groups"
 
@@ -225,10 +212,7 @@ def sparse_layers(cfg: Any) -> list[int]:
 
 
 def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: int) -> Plan:
-    """Return the plan with the tensors of each layer's router and experts.
-
-    The config has `n_layers`, `n_experts` and `hidden_size`; `expert_size` is the FFN size of one expert.
-    """
+    """Return the plan with the tensors of each layer's router and experts, whose FFN size is `expert_size`."""
     cfg = plan.config
     made = list(plan.tensors)
     for i in sparse_layers(cfg):
@@ -239,14 +223,14 @@ def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: 
 def expert_tensors(
     cfg: Any, checkpoint: Checkpoint, names: Names, expert_size: int, i: int, blocks: Sequence[str]
 ) -> list[Tensor]:
-    """Return the tensors of the router and experts of layer i; `blocks` are their possible modules in a folder."""
+    """Return the tensors of the router and experts of layer i; see `Names.blocks`."""
     made = list[Tensor]()
     routers = [f"{block}.{names.router}.weight" for block in blocks]
     router = next((name for name in routers if name in checkpoint.shapes), routers[0])
     made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
     if names.bias:
         outer = (names.bias_rows, cfg.n_experts) if names.bias_rows else None
-        # For EXAONE, mlx-lm stores the bias in the router's module.
+        # mlx-lm stores EXAONE's bias in the router's module.
         biases = f"{blocks[0]}.{names.bias}", f"{blocks[0]}.gate.{names.bias}"
         bias = TensorLayout(next((name for name in biases if name in checkpoint.shapes), biases[0]), outer=outer)
         made.append(Tensor(f"blk.{i}.exp_probs_b.bias", bias, (cfg.n_experts,)))
@@ -293,25 +277,19 @@ def _of_block(name: str, n: int, **how: Any) -> Callable[[int], TensorLayout]:
 
 
 def _form(checkpoint: Checkpoint, *choices: Callable[[int], TensorLayout]) -> Callable[[int], TensorLayout]:
-    """Return the first of `choices` whose tensor for expert 0 is in the checkpoint; if there is none, the first choice.
-
-    Each choice is a function from an expert's index to its layout.
-    """
+    """Return the first of `choices` whose tensor for expert 0 is in the checkpoint; `choices[0]` if there is none."""
     return next((choice for choice in choices if choice(0).name in checkpoint.shapes), choices[0])
 
 
 def _interleaved(checkpoint: Checkpoint, stem: str, part: str, width: int, n: int) -> Callable[[int], TensorLayout]:
-    """Return a function from an expert's index to the layout of its gate, up or down in a folder of gpt-oss.
-
-    The tensors are in MXFP4, in floats, or mlx-community's, which store gate and up separately.
-    """
+    """Return a function from an expert's index to the layout of its gate, up or down in a folder of gpt-oss."""
     whole = f"{stem}.down_proj" if part == "down" else f"{stem}.gate_up_proj"
     rows: dict[str, Any] = {} if part == "down" else {"rows": (int(part == "up"), 2 * width), "step": 2}
     return _form(
         checkpoint,
-        _of_block(f"{whole}_blocks", n, **rows),
-        _of_block(f"{stem}.{part}_proj.weight", n),
-        _of_block(whole, n, transposed=True, **rows),
+        _of_block(f"{whole}_blocks", n, **rows),  # MXFP4
+        _of_block(f"{stem}.{part}_proj.weight", n),  # mlx-community
+        _of_block(whole, n, transposed=True, **rows),  # bf16
     )
 
 
@@ -345,8 +323,8 @@ def shared_tensors(
 ) -> list[Tensor]:
     """Return the tensors of the shared expert of layer i, whose module in a folder is `block`.
 
-    With `has_weight`, the expert's output is multiplied by the sigmoid of a linear layer with one output. GGUF files
-    store the matrix of this layer as a vector.
+    `has_weight`: the expert's output is multiplied by the sigmoid of a linear layer with one output, whose matrix GGUF
+    files store as a vector.
     """
     weight = TensorLayout(f"{block}_gate.weight", expert=(0, 1))
     made = [Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,))] if has_weight else []
@@ -362,6 +340,7 @@ def experts(p: Parameters, i: int, n_experts: int, routing: Routing, activation:
     up, down = (p.expert_linear(f"blk.{i}.ffn_{part}_exps", n_experts) for part in PARTS[1:])
     gate = p.expert_linear(f"blk.{i}.ffn_gate_exps", n_experts) if has_gate else None
     name, shared = f"blk.{i}.ffn_gate_inp_shexp", None
+    # The check of `activation` is for mypy: gpt-oss, the only model with "clamped_swiglu", has no shared experts.
     if f"blk.{i}.ffn_up_shexp.weight" in p and activation != "clamped_swiglu":
         weight = p.row(name) if f"{name}.weight" in p else None
         of_gate = p.linear(f"blk.{i}.ffn_gate_shexp") if has_gate else None

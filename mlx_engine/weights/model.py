@@ -1,7 +1,6 @@
 """Find the file of `mlx_engine/models` that implements a checkpoint's architecture, and build the model.
 
-The architecture is `general.architecture` in GGUF files and `model_type` in config.json. `open_model` opens a
-checkpoint, and removes the settings that `--allow-setting` names if they are not implemented.
+The architecture is `general.architecture` in GGUF files and `model_type` in config.json.
 """
 
 from __future__ import annotations
@@ -37,14 +36,12 @@ from mlx_engine.weights.stage import OwnSlices, Stage
 
 
 class FirstFault(NamedTuple):
-    """The result of `Model.first_fault`: the first intermediate array with a NaN or infinity.
+    """The first intermediate array of a model's passes that has a NaN or infinity.
 
     Attributes:
         name: the name of the array, such as "blk.3.attn_q".
         rank: the rank that computed the array; None if one process runs the model alone.
-        n_nan: number of NaN in the array.
         n_bad: number of NaN and infinities.
-        n_values: number of all values of the array.
     """
 
     name: str
@@ -55,7 +52,7 @@ class FirstFault(NamedTuple):
 
 
 class _FoundError(Exception):
-    """Raised by the check of intermediate values at the first value that is not finite."""
+    """Ends the passes of `Model.first_fault` at the first value that is not finite."""
 
     def __init__(self, fault: FirstFault) -> None:
         self.fault = fault
@@ -65,11 +62,8 @@ class ModelConfig(Protocol):
     """The settings that all architectures have; each model file adds its own.
 
     Attributes:
-        n_layers: number of layers.
-        hidden_size: D.
-        n_heads: H, the number of query heads.
-        n_kv_heads: G, the number of KV heads.
-        vocab_size: V, the number of logits.
+        n_heads: the number of query heads.
+        vocab_size: the number of logits.
         context_length: the longest sequence in tokens.
     """
 
@@ -103,9 +97,8 @@ class ExtraLayer(Protocol):
     def forward(self, batch: Batch, hidden: Array) -> tuple[Array, Array]:
         """Run the layer; return logits (R, `n_vocabulary`) and hidden states (R, D) of the wanted tokens.
 
-        Args:
-            batch: the tokens; row t of `hidden` belongs to the token before token t.
-            hidden: (T, D), hidden states after the model's last norm, or hidden states that an earlier call returned.
+        Row t of `hidden` (T, D) belongs to the token before token t of the batch. It is a hidden state after the
+        model's last norm, or one that an earlier call returned.
         """
 
 
@@ -113,12 +106,10 @@ class Model(Protocol):
     """The interface of models. The default methods are for a model that runs in one process.
 
     Attributes:
-        config: the architecture's settings.
-        backend: runs the operations.
         program: the compiled layers.
         is_shared: whether several processes run the model together.
-        n_stages: the number of pipeline stages. As many passes may be in flight at once, if their sequences differ.
-        extra: the layer of multi-token prediction; None if the checkpoint has none, or if it is not used.
+        n_stages: the number of pipeline stages, and of passes that may be in flight at once if their sequences differ.
+        extra: the MTP layer; None if the checkpoint has none, or if it is not used.
     """
 
     config: Any
@@ -139,7 +130,7 @@ class Model(Protocol):
         """Like `forward`, but return the hidden states (R, D) of the wanted tokens after the last norm."""
 
     def run_on(self, backend: Backend) -> None:
-        """Use another backend; a model with compiled layers compiles them for this backend."""
+        """Use another backend; a `Decoder` also compiles its layers for it."""
         self.backend = backend
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
@@ -148,7 +139,7 @@ class Model(Protocol):
         return None if logits is None else lambda: logits
 
     def idle(self) -> None:
-        """Signal that there is no work: other processes that share the model may sleep until the next pass."""
+        """Let other processes that share the model sleep until the next pass, because there is no work."""
 
     def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
         """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a new pool."""
@@ -162,17 +153,14 @@ class Model(Protocol):
         return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)
 
     def kv_capacity(self) -> tuple[int, int | None]:
-        """Return how many bytes of keys and values fit into the free memory, and the rank whose memory is the limit.
-
-        The rank is None if one process runs the model alone.
-        """
+        """Return the bytes of keys and values that fit into the free memory, and the limiting rank (None: no ranks)."""
         return available_memory(), None
 
     def first_fault(self, run: Callable[[Model], object]) -> FirstFault | None:
-        """Call `run` and return the first intermediate value of its passes that is not finite; None if all are finite.
+        """Return the first fault in the passes that `run` runs, or None.
 
-        `run` gets a copy of the model as its argument. The copy runs blocks as composed primitives, not as fused
-        kernels, so that every intermediate value can be checked.
+        `run` gets a copy of the model. The copy runs blocks as composed primitives, not as fused kernels, so that every
+        intermediate value can be checked.
         """
         backend, traced = self.backend, copy.copy(self)
 
@@ -200,8 +188,7 @@ class Architecture:
         gguf: the `general.architecture` that is written when a folder is converted to GGUF.
         config: the config class.
         model: the model class, called with (config, parameters, backend).
-        plan: a function that returns the config and the expected tensors of a checkpoint; it raises
-            UnsupportedConfigError if a setting is missing, invalid or not implemented.
+        plan: raises UnsupportedConfigError if a setting is missing, invalid or not implemented.
     """
 
     title: str
@@ -213,11 +200,10 @@ class Architecture:
 
 
 def architectures_of(module: Any) -> Sequence[Architecture]:
-    """Return the architectures of a file of `mlx_engine/models`; none if the module is not a model file.
+    """Return the architectures of a module of `mlx_engine/models`: its `ARCHITECTURES`; none if this is missing.
 
-    `ARCHITECTURES` of the module lists them. A file with a single architecture may list only its `names` there. The
-    title is then the first line of the module's docstring, and the other attributes are the module's
-    `GGUF_ARCHITECTURE`, `Config`, `Model` and `plan`.
+    If the module has one architecture, `ARCHITECTURES` may be its `names`. The title is then the first line of the
+    module's docstring, and the other attributes are the module's `GGUF_ARCHITECTURE`, `Config`, `Model` and `plan`.
     """
     found = getattr(module, "ARCHITECTURES", ())
     if not found or isinstance(found[0], Architecture):
@@ -227,18 +213,14 @@ def architectures_of(module: Any) -> Sequence[Architecture]:
 
 
 def architecture_of(checkpoint: Checkpoint) -> Architecture:
-    """Return a checkpoint's architecture, from the file of `mlx_engine/models` that implements it.
-
-    Raises:
-        UnknownArchitectureError: no model file implements the architecture.
-    """
+    """Return a checkpoint's architecture; raise UnknownArchitectureError if no model file implements it."""
     wanted, supported = checkpoint.architecture, list[str]()
     if checkpoint.naming == "gguf" and wanted == "llama" and checkpoint.settings.get("expert_count"):
         wanted = "mixtral"
     text = checkpoint.settings.get("text_config")
     if wanted == "mistral3" and isinstance(text, Mapping) and text.get("model_type") == "mistral4":
         wanted = "mistral4"
-    # Try first the files whose names share the longest prefix with the architecture's name, to import few other files.
+    # To import few files, begin with those whose names share the longest prefix with the architecture's name.
     names = sorted(file.name for file in iter_modules(importlib.import_module("mlx_engine.models").__path__))
     for name in sorted(names, key=lambda name: -len(commonprefix((name, wanted)))):  # noqa: RUF071 - no paths
         for architecture in architectures_of(importlib.import_module(f"mlx_engine.models.{name}")):
@@ -259,7 +241,7 @@ class Loaded(NamedTuple):
 
 
 def load_model(checkpoint: Checkpoint, backend: Backend) -> Model:
-    """Build a checkpoint's model on a backend, with weights in their stored types."""
+    """Build a checkpoint's model, with weights in their stored types."""
     return convert_model(checkpoint, backend, Conversion()).model
 
 
@@ -267,11 +249,10 @@ class Planned(NamedTuple):
     """The config and tensors of a model and their conversion, known before any weight is read.
 
     Attributes:
+        make: `Architecture.model`.
         stage: the layers that this process runs; None for all layers.
         slices: the parts of the tensors that this process holds; None for whole tensors.
-        make: the model class, called with (config, parameters, backend).
-        adapters: the LoRA adapters of linear layers, or None.
-        held_share: which fraction of each layer's experts is in memory at the same time.
+        held_share: the fraction of each layer's experts that is in memory at the same time.
     """
 
     checkpoint: Checkpoint
@@ -286,15 +267,12 @@ class Planned(NamedTuple):
 
     @property
     def n_parameters(self) -> int:
-        """Number of parameters, without unused tensors and the layer of multi-token prediction.
-
-        A tied head counts once.
-        """
+        """Number of parameters, without unused tensors and the MTP layer; a tied head counts once."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values()) - self.n_extra
 
     @property
     def n_extra(self) -> int:
-        """Number of parameters of the layer of multi-token prediction."""
+        """Number of parameters of the MTP layer."""
         return sum(
             math.prod(tensor.shape)
             for name, tensor in self.tensors.items()
@@ -302,10 +280,7 @@ class Planned(NamedTuple):
         )
 
     def needs(self) -> frozenset[str]:
-        """Return the features for which a backend compiles kernels before weights are read (`backends.Settings`).
-
-        A feature is "experts", "states", or the name of a weight type in lower case.
-        """
+        """Return `backends.Settings.needs` of this model: the kernels to compile before weights are read."""
         found = set[str]()
         for name, tensor in self.tensors.items():
             stored = tensor.stored(self.checkpoint.naming)
@@ -314,7 +289,7 @@ class Planned(NamedTuple):
                 found.add(self.conversion.type_of(name.removesuffix(".weight"), tensor.shape, type_)[0].name.lower())
         if any("_exps." in name for name in self.tensors):
             found.add("experts")
-        # With adapters, FFNs run op by op. Their activation functions are then run by a kernel of the feature "states".
+        # With adapters, FFNs run op by op, and a kernel of "states" computes their activation functions.
         if self.adapters is not None or any(".ssm_" in name or ".shortconv." in name for name in self.tensors):
             found.add("states")
         return frozenset(found)
@@ -329,7 +304,7 @@ class Planned(NamedTuple):
         return found
 
     def build(self, backend: Backend, progress: Progress | None = None) -> Loaded:
-        """Build the model on a backend."""
+        """Build the model on a backend: read and convert the weights."""
         parameters = Parameters(
             self.checkpoint, self.tensors, backend, conversion=self.conversion, progress=progress, stage=self.stage,
             slices=self.slices, adapters=self.adapters, held_share=self.held_share,
@@ -340,9 +315,9 @@ class Planned(NamedTuple):
 def plan_model(
     checkpoint: Checkpoint, conversion: Conversion, context: int | None = None, *, with_extra: bool = False
 ) -> Planned:
-    """Return the plan of a checkpoint's model, for sequences of at most `context` tokens. No weight is read.
+    """Return the plan of a checkpoint's model, for sequences of at most `context` tokens.
 
-    `with_extra` adds the layer of multi-token prediction, if the checkpoint has one and it is implemented.
+    `with_extra` adds the MTP layer, if the checkpoint has one and it is implemented.
 
     Raises:
         OptionError: the conversion names a layer that the model does not have, or the context is no whole number >= 1.
@@ -366,7 +341,7 @@ def plan_model(
 
 
 def convert_model(checkpoint: Checkpoint, backend: Backend, conversion: Conversion) -> Loaded:
-    """Build a checkpoint's model on a backend, with its linear layers converted; errors as for `plan_model`."""
+    """Build a checkpoint's model, with its linear layers converted; errors as for `plan_model`."""
     return plan_model(checkpoint, conversion).build(backend)
 
 
@@ -376,10 +351,8 @@ ALLOW = "--allow-setting"
 def open_model(path: Path, allow_settings: Sequence[str] = ()) -> Checkpoint:
     """Open a model file, and remove the named settings that are not implemented.
 
-    Args:
-        path: a GGUF file or a Hugging Face folder.
-        allow_settings: names of settings. A nested setting is named as "rope_scaling.factor". A GGUF key may be given
-            with or without the architecture's prefix. A named setting that is implemented is not removed.
+    A nested setting is named as "rope_scaling.factor". A GGUF key may be given with or without the architecture's
+    prefix. A named setting that is implemented is not removed.
 
     Raises:
         OptionError: the file has no setting with one of the names.
@@ -393,7 +366,7 @@ def open_model(path: Path, allow_settings: Sequence[str] = ()) -> Checkpoint:
 
 
 def check_allowed(allow_settings: object) -> None:
-    """Check the option `allow_settings`; raise OptionError unless it is a list or tuple of names."""
+    """Raise OptionError unless `allow_settings` is a list or tuple of names."""
     if not (isinstance(allow_settings, list | tuple) and all(isinstance(name, str) for name in allow_settings)):
         message = f"allow_settings must be a list of names, not {shown(allow_settings)}"
         raise OptionError(message, option="allow_settings", found=allow_settings)

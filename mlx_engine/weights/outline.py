@@ -1,7 +1,7 @@
 """Compute how much memory a model needs before its weights are read, and check that the memory is free.
 
-The model is built as for a run, but with an `Outline` (a shape and a number of bytes) in place of each array. To find
-out how many bytes a backend needs for a matrix of some type, a small matrix of this type is prepared. The command
+The model is built as for a run, but with an `Outline` (a shape and a number of bytes) in place of each array. A small
+matrix of each type is prepared, to find out how many bytes the backend needs for a matrix of this type. The command
 `plan` builds outlines from a config.json alone, for models that have not been downloaded.
 """
 
@@ -46,7 +46,7 @@ class Outline:
 
 @dataclass(frozen=True, eq=False)
 class LazyWeight:
-    """A weight with a name, shape and type. Its values are read only if building the model needs them.
+    """A `Weight` whose values are read only if building the model needs them.
 
     Attributes:
         is_stored: whether the weight's bytes are bytes of the file, neither converted nor reordered.
@@ -60,34 +60,34 @@ class LazyWeight:
 
     @property
     def nbytes(self) -> int:
-        """The number of stored bytes."""
+        """`Weight.nbytes`."""
         return self.type.bytes_for(math.prod(self.shape))
 
     @property
     def data(self) -> np.ndarray:
-        """Read the stored bytes."""
+        """`Weight.data`, read from the file."""
         return self.read().data
 
     def as_type(self, type_: GGMLType) -> LazyWeight:
-        """Return the weight with the type and size that it has after a conversion."""
+        """Return the weight with the type that it has after a conversion."""
         return self if type_ == self.type else replace(self, type=type_, is_stored=False)
 
     def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> LazyWeight:
-        """Return the result of `Weight.cut` as a lazy weight. Only a single range of rows stays in the mapped file."""
+        """Return `Weight.cut` as a lazy weight. Only a single range of rows stays in the mapped file."""
         shape, is_view = cut_shape(cast(Weight, self), axis, ranges), axis == 0 and len(ranges) == 1
         return replace(
             self, shape=shape, read=lambda: self.read().cut(axis, ranges), is_stored=self.is_stored and is_view
         )
 
     def dequantize(self) -> np.ndarray:
-        """Read the weight and return its values."""
+        """Return `Weight.dequantize`."""
         return self.read().dequantize()
 
 
 class Expanded(NamedTuple):
-    """Bytes of all matrices of a weight type that a backend expands: `stored` in the file, `held` by the backend.
+    """Bytes of all matrices of a weight type that a backend expands.
 
-    `alternative` are the bytes that the backend would hold if the matrices were Q8_0.
+    `stored`: before `Backend.prepare`. `held`: after it. `alternative`: after it, if the matrices were Q8_0.
     """
 
     stored: int
@@ -105,7 +105,7 @@ class OutlineBackend:
         n_mapped_experts: bytes of the matrices of experts that stay in the mapped file.
         shapes: the shapes (N, K) of the matrices.
         saved: bytes that would be saved if every matrix were stored as Q8_0; matrices that would grow count as 0.
-        expanded: bytes of the matrices that need more memory on the backend than before, by the name of their type.
+        expanded: bytes of the matrices that `Backend.prepare` expands, by the name of their type.
         types: bytes of the matrices before they are prepared, by their type.
     """
 
@@ -121,7 +121,6 @@ class OutlineBackend:
         self._of_slots: dict[tuple[str, int], float] = {}
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the backend."""
         return getattr(self._backend, name)
 
     def prepare(self, weight: Weight | LazyWeight) -> Outline:
@@ -150,7 +149,7 @@ class OutlineBackend:
         return Outline(weight.shape, nbytes)
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return whether the backend reads an embedding table in its stored type."""
+        """Return `Backend.embeds_stored`; if true, count the table for `n_left`."""
         is_left = self._backend.embeds_stored(table)
         if is_left:
             self._left[table.name] = table.nbytes
@@ -158,10 +157,7 @@ class OutlineBackend:
 
     @property
     def n_left(self) -> int:
-        """Bytes of the embedding tables that stay in the mapped file, because a pass reads only a few of their rows.
-
-        A table that is also the head counts in `nbytes` only.
-        """
+        """Bytes of the embedding tables that stay in the mapped file (`TableInFile`), without tables of tied heads."""
         return sum(nbytes for name, nbytes in self._left.items() if name not in self._multiplied)
 
     @property
@@ -178,7 +174,7 @@ class OutlineBackend:
         return OpByOp(cast(Backend, self), layers)
 
     def _held_expert(self, weight: Weight | LazyWeight, nbytes: int) -> int:
-        """Return the bytes of an expert's matrix as `stack_some` stores it; `nbytes` if the backend cannot do this."""
+        """Return the bytes of an expert's matrix in `Backend.stack_some`; `nbytes` if the backend does not have it."""
         if not self._backend.holds_some_experts:
             return nbytes
         n_rows, width = math.prod(weight.shape[:-1]), weight.shape[-1]
@@ -190,7 +186,7 @@ class OutlineBackend:
         return round(n_rows * self._of_slots[key])
 
     def _probe(self, type_: GGMLType, width: int) -> tuple[float, bool]:
-        """Return the bytes of a row of `width` weights on the backend, and whether it is a view of the mapped file."""
+        """Return the bytes of a row of `width` weights on the backend, and whether they stay in the mapped file."""
         key = (type_.name, width)
         if key not in self._probed:
             weight, prepared, nbytes = probe(self._backend, type_, width)
@@ -206,7 +202,7 @@ class OutlineBackend:
 
 
 class OutlineParameters(Parameters):
-    """Parameters whose weights are not read."""
+    """`Parameters` of `LazyWeight`s."""
 
     def _read(self, name: str) -> Weight:
         tensor = self._tensors[name]
@@ -223,7 +219,7 @@ class Outlined:
 
     Attributes:
         sizes: the sums over the model's weights.
-        held_share: which fraction of the experts is in memory at the same time.
+        held_share: `Planned.held_share`.
     """
 
     model: Model
@@ -231,7 +227,7 @@ class Outlined:
     held_share: float = 1.0
 
     def share_of_experts(self, backend: Backend, most: int, where: str) -> float:
-        """Return which share of the experts takes at most `most` bytes on a backend; `where` is the model, for errors.
+        """Return the share of the experts that takes at most `most` bytes; `where` is the model, for errors.
 
         Raises:
             OptionError: `most` is too small for the experts of one token, the backend cannot bound the memory of
@@ -259,11 +255,7 @@ class Outlined:
 
 
 def outlined(planned: Planned, backend: Backend) -> Outlined:
-    """Build a planned model with outlines in place of weights, and without LoRA adapters.
-
-    Raises:
-        UnsupportedTypeError: a type cannot be read.
-    """
+    """Build a model of outlines, without LoRA adapters; raise UnsupportedTypeError if a type cannot be read."""
     sizes = OutlineBackend(backend)
     made, given = cast(Backend, sizes), (planned.checkpoint, planned.tensors)
     parts: dict[str, Any] = {"stage": planned.stage, "slices": planned.slices}
@@ -275,7 +267,7 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
 ACTIVATIONS = 3
 # If not all experts fit, those in memory take this share of the memory that the rest of the model leaves free.
 EXPERTS_SHARE = 0.9
-# An expansion is reported if it needs at least this many bytes more than the file has.
+# `expansions` reports a type if its weights grow by at least this many bytes.
 WORTH_A_LINE = 1 << 26
 OPTION = "--allow-too-large"
 
@@ -289,8 +281,8 @@ class Need:
         mapped: the weights that stay in the mapped file, which the system may drop and read again.
         kv: pages of keys and values.
         workspace: activations of the longest pass, and logits.
-        saved: bytes that would be saved if every matrix were stored as Q8_0; matrices that would grow count as 0.
-        experts: the weights of experts that stay in the mapped file.
+        saved: `OutlineBackend.saved`.
+        experts: the weights of experts that stay in the mapped file; 0 if the memory of experts is limited.
     """
 
     weights: int
@@ -302,7 +294,7 @@ class Need:
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """The sum of weights, keys and values, and workspace."""
         return self.weights + self.kv + self.workspace
 
     @property
@@ -318,17 +310,17 @@ class Need:
         )  # fmt: skip
 
     def for_experts(self, available: int) -> int:
-        """Return the bytes that experts may take if not all of them fit into the available bytes."""
+        """Return the bytes that experts may take if they do not all fit."""
         return max(0, int(EXPERTS_SHARE * (available - self.total + self.experts)))
 
     def check(self, where: str, available: int, *, allowed: bool = False) -> bool:
-        """Compare the need with the available bytes. Warn if the model needs more and no error is raised.
+        """Compare the need with the available bytes, and warn if the model needs more.
 
-        Return True if the model needs more and has experts in the mapped file. Each expert can then be read when a
-        token chooses it.
+        Return True if the model needs more and has experts in the mapped file, which can be read when tokens choose
+        them.
 
         Raises:
-            NotEnoughMemoryError: the model cannot run, and `allowed` is not set.
+            NotEnoughMemoryError: `least` is larger than the available bytes, and `allowed` is not set.
         """
         if self.least > available and not allowed:
             raise NotEnoughMemoryError(
@@ -354,7 +346,7 @@ class Need:
 def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> Need:
     """Return the memory that a model needs with `n_tokens` tokens in the cache, or with `kv` bytes of cache."""
     sizes, model, share = outlined.sizes, outlined.model, outlined.held_share
-    vocab_size = int(model.config.vocab_size)  # the head does not count: a pass computes few rows of its outputs
+    vocab_size = int(model.config.vocab_size)  # `widest` excludes the head: a pass computes few rows of logits
     widest = max((sum(shape) for shape in sizes.shapes if shape[0] != vocab_size), default=0)
     return Need(
         weights=sizes.nbytes - round((1 - share) * sizes.n_experts),
@@ -367,7 +359,7 @@ def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> 
 
 
 def expansions(outlined: Outlined, backend: str) -> Iterator[str]:
-    """Yield a message for each weight type that this backend expands by many bytes, if Q8_0 would need fewer."""
+    """Yield a message for each weight type that this backend expands by many bytes, if Q8_0 would need less."""
     for name, of in outlined.sizes.expanded.items():
         if of.held - of.stored >= WORTH_A_LINE and of.alternative < of.held:
             yield (
@@ -377,21 +369,19 @@ def expansions(outlined: Outlined, backend: str) -> Iterator[str]:
 
 
 FLOAT_BYTES = 4
-# Rows of the small matrix that `probe` prepares.
-ROWS = 16
-# Columns of the small matrix in `stored_types`: a multiple of the block size of every type.
-COLUMNS = 512
+# `probe` prepares matrices of ROWS rows. COLUMNS is a multiple of the block size of every type.
+ROWS, COLUMNS = 16, 512
 
 
 def probe(backend: Backend, type_: GGMLType, width: int) -> tuple[Weight, Native, int]:
-    """Return a small matrix of `ROWS` rows, its prepared form on the backend, and the bytes of the prepared form."""
+    """Return a matrix of `ROWS` rows of zeros, its prepared form on the backend, and the bytes of this form."""
     weight = Weight("probe", (ROWS, width), type_, np.zeros(type_.bytes_for(ROWS * width), np.uint8))
     prepared = backend.prepare(weight)
     return weight, prepared, nbytes_of(prepared)
 
 
 def stored_types(backend: Backend) -> tuple[str, ...]:
-    """Return the names of the readable types that this backend does not expand to float32; F32 is one of them."""
+    """Return the names of the readable types that this backend does not expand to float32, and F32."""
 
     def is_stored(type_: GGMLType) -> bool:
         nbytes = probe(backend, type_, COLUMNS)[2] / ROWS
@@ -402,7 +392,7 @@ def stored_types(backend: Backend) -> tuple[str, ...]:
 
 CONFIG = "config.json"
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-# The type of weights if config.json names none. Most models are published in this type.
+# The type of weights if config.json names none: most models are published in this type.
 USUAL_DTYPE = "bfloat16"
 
 
@@ -416,8 +406,8 @@ def is_config_alone(path: Path) -> bool:
 def open_config(path: Path) -> Checkpoint:
     """Return the checkpoint that a config.json describes, with zeros as weights.
 
-    Matrices that MLX has quantised have the type that the setting `quantization` names. All other tensors have the type
-    that `torch_dtype` or `dtype` names.
+    Matrices that MLX has quantised have the type that the setting `quantization` names, other tensors the type that
+    `torch_dtype` or `dtype` names.
 
     Raises:
         SourceError, FormatError: the file cannot be read.
@@ -469,10 +459,7 @@ def _dtype(config: Mapping[str, object], where: str) -> str:
 
 
 def _type(quantization: Quantization, name: str, shape: tuple[int, ...], scale: str) -> GGMLType:
-    """Return the type of a tensor in a folder that MLX has quantised.
-
-    `scale` is the name of the type of scales and of tensors that are not quantised.
-    """
+    """Return the type of a tensor in a folder that MLX has quantised: `scale` for tensors that are not quantised."""
     setting = quantization.of(name.removesuffix(WEIGHT))
     if setting is None or len(shape) < 2 or not name.endswith(WEIGHT) or shape[-1] % setting.group:
         return BY_NAME[scale]

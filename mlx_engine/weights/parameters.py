@@ -1,4 +1,4 @@
-"""`Parameters` loads a model's weights: prepare the tensors of a checkpoint for a backend, quantised if requested."""
+"""`Parameters` prepares the tensors of a checkpoint for a backend, quantised if requested."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from mlx_engine.weights.stage import OwnSlices, RemoteWeight, Stage, is_elsewher
 
 # The end of the names of experts' linear layers, such as "blk.0.ffn_up_exps".
 EXPERTS = "_exps"
-
 # Called with (prepared, total) tensors while a model is built.
 Progress = Callable[[int, int], None]
 
@@ -35,10 +34,7 @@ class Parameters:
     """Prepare each tensor for a backend on its first use.
 
     A tied head shares the array of the embedding table, unless the head is converted or the table stays in the file.
-
-    Attributes:
-        stage: the layers that this process runs; None for all. The weights of other stages are placeholders.
-        adapters: the LoRA adapters of linear layers, or None.
+    The weights of other stages than `stage` are placeholders (`RemoteWeight`).
     """
 
     def __init__(
@@ -66,23 +62,20 @@ class Parameters:
         self._prepared: dict[tuple[str, str], Array] = {}
         self._seen: set[str] = set()
         self._rows: list[tuple[str, str, str]] = []
-        # Bytes of the weights by type, after the conversion.
         self._nbytes: Counter[str] = Counter()
 
     def __contains__(self, name: str) -> bool:
-        """Whether the checkpoint has this tensor."""
         return name in self._tensors
 
     @property
     def converted(self) -> Converted:
-        """The report of how the linear layers read so far were converted."""
+        """The report on the linear layers that have been prepared so far."""
         return Converted.of(self._conversion, self._rows, self._nbytes)
 
     def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type.
 
-        The table stays in the mapped file if the backend can read rows of this type there, or if this rank does not
-        hold the whole head. A pass then reads only a few of its rows.
+        It stays in the mapped file if `Backend.embeds_stored` is true, or if this rank does not hold the whole head.
         """
         weight = self._stored(f"{name}.weight")
         if is_elsewhere(weight):
@@ -92,7 +85,7 @@ class Parameters:
             return self._prepare(f"{name}.weight", weight)
         self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
-        if type(weight) is not Weight:  # subclasses compute their bytes on demand and are not a view of the file
+        if type(weight) is not Weight:  # subclasses compute their bytes on demand
             return weight
         return TableInFile(weight.name, weight.shape, weight.type, weight.data)
 
@@ -119,14 +112,12 @@ class Parameters:
         if is_elsewhere(made[0].weight):
             return ExpertLinear(name, made[0].weight, (shape[0], shape[1]), 0, n)
         nbytes = sum(nbytes_of(linear.weight) for linear in made)
-        # Drop the references to the single matrices, because the backend may copy all of them into one array.
+        # Drop the references to the single matrices, because `stack` may copy all of them into one array.
         self._prepared = {key: array for key, array in self._prepared.items() if not key[0].startswith(f"{name}.")}
         weights = self._backend.stack(made)
         return ExpertLinear(name, weights, (shape[0], shape[1]), nbytes, n, self._is_partial(name))
 
     def _some_experts(self, name: str, n: int, n_slots: int) -> ExpertLinear:
-        """Return a linear layer of n experts; the backend holds at most `n_slots` of their matrices at a time."""
-
         def read(e: int) -> Linear:
             part = f"{name}.{e}"
             stored = self._own(f"{part}.weight")
@@ -148,11 +139,11 @@ class Parameters:
         return ExpertLinear(name, weights, (shape[0], shape[1]), weights.nbytes, n)
 
     def _type(self, name: str, stored: Weight) -> tuple[GGMLType, str]:
-        """Return the type of a linear layer after loading, and why it is not converted, as `Conversion.type_of`."""
+        """Return `Conversion.type_of`."""
         return self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored.type)
 
     def _reported_type(self, name: str, stored: Weight) -> GGMLType:
-        """Return the type of a linear layer after loading, and add a row to the report `converted`."""
+        """Return the type from `_type`, and add a row to the report `converted`."""
         type_, reason = self._type(name, stored)
         if not is_elsewhere(stored):
             self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
@@ -163,7 +154,7 @@ class Parameters:
         return Linear(name, self._vector(f"{name}.weight"), self._bias(name))
 
     def row(self, name: str) -> Linear:
-        """Return a linear layer with one output; `name.weight` is stored as a vector, and is never converted."""
+        """Return a linear layer with one output, whose `name.weight` is stored as a vector; it is never converted."""
         stored = self._own(f"{name}.weight")
         if is_elsewhere(stored):
             return Linear(name, cast(Array, stored))
@@ -171,7 +162,7 @@ class Parameters:
         return Linear(name, self._prepare(f"{name}.weight", matrix))
 
     def vector(self, name: str, part: str = "weight") -> Array:
-        """Return a vector, such as the sinks of attention: `name.weight`, or the tensor `name.{part}`."""
+        """Return the vector `name.{part}`, such as the sinks of attention."""
         return self._vector(f"{name}.{part}")
 
     def constant(self, name: str, n: int, value: float) -> Array:
@@ -211,7 +202,7 @@ class Parameters:
     def array(self, name: str, *, transposed: bool = False, times: NDArray[np.float32] | None = None) -> Array:
         """Return the tensor `name` as the backend's float32 array, for operations other than matrix products.
 
-        With `times` (rows,), row i of a matrix is multiplied by `times[i]`.
+        Row i of a matrix is multiplied by `times[i]`.
         """
         values = self._own(name).dequantize()
         if times is not None:
@@ -220,17 +211,17 @@ class Parameters:
         return self._backend.array(np.ascontiguousarray(values.T if transposed else values))
 
     def values(self, name: str, part: str = "weight") -> NDArray[np.float32]:
-        """Return the values of `name.weight` (or another part) in float32, for computations during loading."""
+        """Return the values of `name.{part}` in float32, for computations during loading."""
         values = self._stored(f"{name}.{part}").dequantize()
         self._done(f"{name}.{part}")
         return values
 
     def size(self, name: str) -> int:
-        """Return the number of rows of the whole tensor `name.weight`, even if this rank holds a slice of it."""
+        """Return the number of rows of the whole tensor `name.weight`, even if this rank holds only a slice."""
         return self._tensors[f"{name}.weight"].shape[0]
 
     def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
-        """Return `layers`, made from these parameters, with this rank's numbers of heads in place of the model's."""
+        """Return `OwnSlices.layers`."""
         return layers if self._slices is None else self._slices.layers(layers)
 
     def elsewhere(self, name: str) -> Array:
@@ -238,7 +229,6 @@ class Parameters:
         return cast(Array, RemoteWeight(f"{name}.weight", self._tensors[f"{name}.weight"].shape))
 
     def _reads(self, name: str) -> bool:
-        """Return whether this process reads a tensor."""
         return self.stage is None or self.stage.reads(name, is_tied="output.weight" not in self._tensors)
 
     def _stored(self, name: str) -> Weight:
@@ -248,7 +238,7 @@ class Parameters:
         return self._tensors[name].weight(self._checkpoint)
 
     def _own(self, name: str) -> Weight:
-        """Return the part of a tensor that this rank holds."""
+        """Return this rank's part of a tensor."""
         stored = self._stored(name)
         if self._slices is None:
             return stored
@@ -272,7 +262,7 @@ class Parameters:
     def _prepare(self, name: str, weight: Weight, source: Weight | None = None) -> Array:
         """Prepare a weight once for each type, so that a tied head with the table's type shares the table's array.
 
-        `source` is the weight before its conversion, if there was one.
+        `source` is the weight before its conversion, if it was converted.
         """
         if is_elsewhere(weight):
             return cast(Array, weight)
@@ -286,7 +276,7 @@ class Parameters:
         return self._prepared[key]
 
     def _done(self, name: str) -> None:
-        """Report to `progress` that a tensor was prepared. A table that is also the head counts once."""
+        """Call `progress` after a tensor has been prepared. A table that is also the head counts once."""
         is_new = name not in self._seen and self._reads(name)
         self._seen.add(name)
         if is_new and self._progress is not None:
@@ -297,12 +287,12 @@ class Parameters:
 class TableInFile(Weight):
     """An embedding table that stays in its memory-mapped file, because a pass reads only a few of its rows.
 
-    The memory pages of these rows are released after each read. Without this, more and more of the table would become
-    resident over many passes. If the head uses some of the pages, they are mapped again in the next pass.
+    The memory pages of these rows are released after each read, or else more and more of the table would become
+    resident. If the head uses some of the pages, they are mapped again in the next pass.
     """
 
     def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
-        """Return `Weight.rows`, and release the memory-mapped pages that were read for it."""
+        """Return `Weight.rows`, and release the pages that were read for it."""
         found = super().rows(ids)
         release_rows(self.data, map(int, ids), self.type.bytes_for(self.shape[1]))
         return found

@@ -19,8 +19,8 @@ BUFFER = re.compile(
     r"(?:^|\.)rotary_emb(?:_local)?\.(?:original_)?(?:inv_freq|cos_cached|sin_cached)$"
     r"|^gpt_neox\.layers\.\d+\.attention\.(?:masked_)?bias$"
 )
-# Patterns by which `is_mtp` finds layers of multi-token prediction (MTP). In some files they are a module of their own,
-# in others they are numbered on from the model's last layer.
+# Layers of multi-token prediction (MTP) are a module of their own in some files; in others, their numbers follow the
+# number of the model's last layer.
 MTP_MODULE, LAYER = re.compile(r"(?:^|\.)mtp(?:_layers)?\."), re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
 
 
@@ -30,7 +30,7 @@ class Tensor:
 
     Attributes:
         name: the GGUF name.
-        hf: how folders store the tensor, or only its name there if they store it unchanged.
+        hf: how Hugging Face folders store the tensor; only its name if they store it unchanged.
         shape: the row-major shape; (N, K) for the matrix of a linear layer.
         required: whether checkpoints without the tensor are refused.
         gguf: how GGUF files store the tensor; None if they store it unchanged, under `name`.
@@ -49,7 +49,7 @@ class Tensor:
         return self.hf if isinstance(self.hf, TensorLayout) else TensorLayout(self.hf)
 
     def weight(self, checkpoint: Checkpoint) -> Weight:
-        """Return the tensor's weight from a checkpoint."""
+        """Read the tensor from a checkpoint."""
         stored = self.stored(checkpoint.naming)
         return stored.take(checkpoint.weight(stored.name), self.shape)
 
@@ -59,12 +59,10 @@ class Plan:
     """A checkpoint's config, and the tensors that a model with this config needs.
 
     Attributes:
-        config: the config.
-        tensors: the tensors of the model, and how the checkpoint stores them.
         unused: names of tensors that a file may have, but that the model does not read.
         in_tensors: fields of the config that a GGUF file encodes in tensors, because GGUF has no key for them.
         gguf_only: the values, by name, of tensors that only GGUF files have: they encode settings without a GGUF key.
-        extra: the tensors of a layer of multi-token prediction; empty unless the checkpoint has all of them.
+        extra: the tensors of an MTP layer; empty unless the checkpoint has all of them.
     """
 
     config: Any
@@ -76,25 +74,24 @@ class Plan:
 
 
 def mtp_layers(checkpoint: Checkpoint) -> int:
-    """Return how many layers of multi-token prediction the settings state; the files may have fewer.
+    """Return the number of MTP layers in the settings; the files may have fewer.
 
-    If no setting states a number, return 1 if the files have such a layer, and 0 if not.
+    Without such a setting, return 1 if the files have an MTP layer, else 0. Qwen3-Next's config.json has no such key.
     """
     text = checkpoint.settings.get("text_config")
     of = {**(text if isinstance(text, Mapping) else {}), **checkpoint.settings}
     counts = [n for key in (*MTP, "nextn_predict_layers") if isinstance(n := of.get(key), int)]
-    # The config.json of Qwen3-Next has no key for this number.
     return max(counts) if counts else int(any(name.endswith("mtp.fc.weight") for name in checkpoint.shapes))
 
 
 def is_mtp(name: str, n_layers: int, n: int) -> bool:
-    """Return whether a tensor belongs to the n layers of multi-token prediction after the model's own."""
+    """Return whether a tensor belongs to the n MTP layers after the model's own `n_layers`."""
     of = LAYER.search(name)
     return MTP_MODULE.search(name) is not None or (of is not None and n_layers <= int(of[1]) < n_layers + n)
 
 
 def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, Tensor]:
-    """Check the checkpoint's tensors against the plan; return the plan's tensors that the checkpoint has, by name.
+    """Return the plan's tensors that the checkpoint has, by name.
 
     Raises:
         TensorMismatchError: lists all missing, unexpected and misshapen tensors.

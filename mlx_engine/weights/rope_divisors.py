@@ -1,8 +1,8 @@
 """Translate divisors of rotary frequencies between the tensors of GGUF files and the settings of Hugging Face folders.
 
 `rope_factors_short.weight` and `rope_factors_long.weight` are the divisors of LongRoPE. `rope_freqs.weight` has the
-divisors of Llama 3, Llama 4 or Gemma 4, because GGUF has no keys for their scaling rules. To write a config.json, the
-parameters of the rule are derived from the divisors, and it is checked that the rule gives these divisors.
+divisors of Llama 3, Llama 4 or Gemma 4, because GGUF has no keys for their scaling rules. To write a config.json,
+`rule_of` derives the parameters of a rule from the divisors, and checks that the rule gives these divisors.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ FREQUENCIES = "rope_freqs"
 NAME = f"{FREQUENCIES}.weight"
 # `low_freq_factor` and `high_freq_factor` of every published Llama 3, in rotations over the training context.
 LOW, HIGH = 1.0, 4.0
-# Larger divisors mean that a pair is not rotated.
+# A larger divisor means that a pair is not rotated.
 NOT_ROTATED = 1e29
 # Relative tolerance of divisors, which files store in float32.
 CLOSE = 1e-5
 
 
 def rule_of(checkpoint: Checkpoint, config: Any) -> dict[str, Rotation]:
-    """Return {"rope": the rule that the divisors encode}; an empty dict if there are no divisors, or all are 1.
+    """Return {"rope": the rotation that `rope_freqs` encodes}; an empty dict if it is absent, or all divisors are 1.
 
     Raises:
         ModelError: no known rule gives these divisors.
@@ -41,7 +41,7 @@ def rule_of(checkpoint: Checkpoint, config: Any) -> dict[str, Rotation]:
     divisors = checkpoint.weight(NAME).dequantize().astype(np.float64)
     if (divisors == 1).all():
         return {}
-    # config.json has only one scaling rule. So if the GGUF keys name a rule, too, divisors cannot be written.
+    # config.json has only one scaling rule: if the GGUF keys name a rule, it has no place for the divisors.
     is_sound = config.rope.rule == "default" and (np.isfinite(divisors) & (divisors > 0)).all()
     plain, head_dim = replace(config.rope, context=config.context_length), 2 * len(divisors)
     for rope in _candidates(plain, divisors) if is_sound else ():
@@ -79,10 +79,7 @@ def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rota
 
 
 def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> list[int]:
-    """Return candidates for Llama 3's training context.
-
-    Each divisor between 1 and the factor gives a candidate. Without such a divisor, the candidates are powers of 2.
-    """
+    """Return candidates for Llama 3's training context: one per divisor between 1 and the factor, or powers of 2."""
     found = []
     for frequency, divisor in zip(plain.for_heads(2 * len(divisors)).frequencies, divisors, strict=True):
         if 1 < divisor < factor:
@@ -96,10 +93,9 @@ TENSORS = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weig
 
 
 def with_divisors(checkpoint: Checkpoint, plan: Plan) -> Plan:
-    """Return the plan with LongRoPE's divisors; a plan with another rule is returned unchanged.
+    """Return the plan with LongRoPE's divisors; return a plan with another rule unchanged.
 
-    The divisors of a GGUF file are read into the config. The divisors of a folder are added to the tensors that a
-    conversion to GGUF writes.
+    The divisors of a GGUF file are read into the config. The divisors of a folder are added to `Plan.gguf_only`.
 
     Raises:
         ModelError: a tensor of divisors is missing or damaged.
@@ -111,7 +107,7 @@ def with_divisors(checkpoint: Checkpoint, plan: Plan) -> Plan:
         return replace(plan, gguf_only={name: getattr(config.rope, field) for field, name in TENSORS.items()})
     n = (config.rope.n_rotated or getattr(config, "rope_dim", config.head_dim)) // 2
     found = {field: _divisors(checkpoint, name, n) for field, name in TENSORS.items()}
-    unused = (*plan.unused, *TENSORS.values())  # this function has read these tensors; the model does not need them
+    unused = (*plan.unused, *TENSORS.values())
     return replace(plan, config=replace(config, rope=replace(config.rope, **found)), unused=unused)
 
 

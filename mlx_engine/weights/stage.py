@@ -12,8 +12,8 @@ import numpy as np
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
-# Weights outside of the layers. The first stage reads those of FIRST; the last stage reads those of LAST, and the
-# embedding table for a tied head. Every stage reads the rest, which is small.
+# Names of weights outside of the layers: FIRST and LAST match those that only the first or the last stage reads. Every
+# stage reads the others, which are small.
 FIRST = re.compile(r"(token_embd|position_embd|per_layer_\w+)\.")
 LAST = re.compile(r"(output_norm|output)\.")
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -21,7 +21,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Stage:
-    """Layers [first, end) of a model of `n_layers`; the first stage embeds tokens, the last one computes logits."""
+    """A pipeline stage: layers [first, end) of a model of `n_layers` layers."""
 
     first: int
     end: int
@@ -40,7 +40,7 @@ class Stage:
     def reads(self, name: str, *, is_tied: bool) -> bool:
         """Return whether the stage reads a tensor, by its GGUF name.
 
-        If the head is tied (`is_tied`), the last stage reads the embedding table too.
+        `is_tied`: the head is tied, so the last stage reads the embedding table, too.
         """
         match = _LAYER.match(name)
         if match:
@@ -62,7 +62,7 @@ class RemoteWeight:
     nbytes: int = 0
 
     def as_type(self, type_: GGMLType) -> RemoteWeight:
-        """Return the placeholder with another type."""
+        """Return a placeholder of another type."""
         return replace(self, type=type_)
 
     def dequantize(self) -> np.ndarray:
@@ -79,16 +79,16 @@ class OwnSlices(Protocol):
     """The parts of a model's tensors that this rank holds."""
 
     def own(self, name: str, weight: Weight) -> Weight:
-        """Return the part of a tensor that this rank holds, which may be the whole tensor."""
+        """Return this rank's part of a tensor, which may be the whole tensor."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the part of a tensor that this rank holds."""
+        """Return the shape of this rank's part of a tensor."""
 
     def is_partial(self, linear: str) -> bool:
         """Return whether the products of a linear layer are partial sums, which are added over all ranks."""
 
     def has(self, name: str) -> bool:
-        """Return whether this rank has a tensor. If products are summed over ranks, only one rank has the bias."""
+        """Return whether this rank has a tensor. Of an `is_partial` layer, only one rank has the bias."""
 
     def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
         """Return `layers`, made from this rank's tensors, with this rank's numbers of heads in place of the model's."""

@@ -24,25 +24,23 @@ class TensorLayout:
             tensor's first row.
         step: the distance between consecutive rows of the tensor in the larger tensor of `rows`.
         transposed: whether the matrix is stored transposed, as in transformers' Conv1D layers.
-        plus: the model's value is `stored / times + plus`.
-        times: the stored value is `(value - plus) * times`.
+        plus, times: the stored value is `(value - plus) * times`.
         row_times: pairs (number of rows, factor) for consecutive runs of rows; the factors are applied in addition to
             `times`.
         heads: number of heads, if the rows of each head have another order in the file; None if the order is the same.
             Without `rotated`, the rows of both halves of a head alternate in the file.
-        rotated: number of rotated rows of each head, if the file has them first and the unrotated rows after them. In
-            the model each half of a head begins with half of the rotated rows, so that rotary pairs are (j, j +
-            head_dim/2).
+        rotated: number of rotated rows of each head, which the file has before the unrotated rows. In the model, each
+            half of a head begins with half of the rotated rows, so that rotary pairs are (j, j + head_dim/2).
         interleaved: whether the two rows of a rotary pair are (2j, 2j + 1) in the file; used with `rotated`.
         expert: (index, of) if the stored tensor has a leading axis of `of` experts, and the model's tensor is the
             expert with this index.
         is_log: whether the file stores log(-x) for the model's negative values x.
-        order: for each row of the model's tensor, the index of the stored row. With `order`, only the second number of
-            `rows` is used.
+        order: for each row of the model's tensor, the index of the stored row. `rows` then only has the number of
+            stored rows, `of`.
         columns: (order, width) if the file has the columns in another order: group i of `width` columns in the model is
             group `order[i]` in the file.
-        flipped: whether the model's matrix is the transpose of the matrix that the other fields describe. Unlike
-            `transposed`, this allows types with blocks, and expands their weights to float32.
+        flipped: whether the model's matrix is the transpose of the matrix that the other fields describe. Unlike with
+            `transposed`, types with blocks are allowed; their weights are expanded to float32.
         outer: the shape of the stored tensor, if it has the same elements and another number of axes.
     """
 
@@ -75,12 +73,12 @@ class TensorLayout:
 
     @property
     def factors(self) -> NDArray[np.float32]:
-        """The factor of each row, (rows, 1), or (1, 1) if all rows have the same factor."""
+        """The product of `times` and `row_times` for each row, (rows, 1); (1, 1) without `row_times`."""
         of_rows = [np.full((n, 1), factor) for n, factor in self.row_times] or [np.ones((1, 1))]
         return (np.concatenate(of_rows) * self.times).astype(np.float32)
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the stored tensor, given the shape of the model's tensor."""
+        """Return the shape of the stored tensor for a shape of the model's tensor."""
         if self.outer is not None:
             return self.outer
         shape = shape[::-1] if self.flipped else shape
@@ -92,11 +90,11 @@ class TensorLayout:
         """Return the model's tensor of this shape from the stored tensor: a view of the stored bytes if possible.
 
         Raises:
-            UnsupportedTypeError: the tensor is stored transposed and its type has blocks of several weights; or a block
-                spans two groups of `columns`.
+            UnsupportedTypeError: a type with blocks of several weights is `transposed`, or a block spans two groups of
+                `columns`.
         """
         if self.flipped:
-            # A block has consecutive weights of a row, so a transposed matrix cannot keep the blocks: expand them.
+            # A block has consecutive weights of a row, so a transposed matrix cannot have the same blocks.
             rows = replace(self, flipped=False).take(weight, shape[::-1])
             type_ = rows.type if rows.type.block_size == 1 else F32
             elements = rows.as_type(type_).data.view(f"u{type_.block_bytes}").reshape(shape[::-1])
@@ -105,7 +103,7 @@ class TensorLayout:
         if not any(changes) and weight.shape == shape:
             return weight  # without using `weight.data`, which may read the bytes from the file
         if self.expert is not None and isinstance(weight, GroupWeight):
-            # Only this expert's bytes are read.
+            # Reads only this expert's bytes.
             return replace(self, expert=None).take(weight.part(*self.expert), shape)
         first, of = self.rows or (0, shape[0])
         data, last = weight.data, first + self.step * (shape[0] - 1) + 1
@@ -142,16 +140,9 @@ class TensorLayout:
         return Weight.pack(weight.name, values, F32)
 
     def put(self, parts: Sequence[Weight], orders: Sequence[tuple[int, ...] | None] = ()) -> Weight:
-        """Return the stored tensor that consists of these parts.
+        """Return the stored tensor of these parts, which `in_file_order` has returned: the inverse of `take`.
 
-        `put` after `in_file_order` is the inverse of `take`.
-
-        Args:
-            parts: tensors of the model, as `in_file_order` returns them.
-            orders: the `order` of each part; by default the `order` of this layout.
-
-        Raises:
-            ValueError: the parts are of several types.
+        `orders` has the `order` of each part, by default this layout's. Raise ValueError for parts of several types.
         """
         if len({part.type for part in parts}) > 1:
             raise ValueError(f"{self.name}: expected parts of one type, found {[part.type.name for part in parts]}")
@@ -178,9 +169,7 @@ class TensorLayout:
         return Weight(self.name, shape, type_, data)
 
     def in_file_order(self, part: Weight) -> Weight:
-        """Return the model's tensor with the rows of each head, and the columns, in the file's order.
-
-        If the layout is `flipped`, return its transpose.
+        """Return the model's tensor in the file's order of rows and columns: undo `heads`, `columns` and `flipped`.
 
         Raises:
             UnsupportedTypeError: a block of the type spans two groups of columns.
@@ -200,7 +189,7 @@ class TensorLayout:
         return part if data is part.data else Weight(part.name, part.shape, part.type, data)
 
     def _order(self, head_dim: int) -> NDArray[np.intp]:
-        """Return the row in the file for each row of a head in the model."""
+        """Return the index of the stored row for each row of a head in the model."""
         rows = np.arange(head_dim)
         if self.rotated is None:
             return rows.reshape(-1, 2).T.reshape(-1)
@@ -209,7 +198,7 @@ class TensorLayout:
         return np.concatenate((turned, rest), axis=1).reshape(-1)
 
     def _grouped(self, type_: GGMLType, data: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Return the bytes of a matrix as (rows, groups of columns, bytes); refuse blocks that span two groups."""
+        """Return the bytes of a matrix as (rows, groups of columns, bytes); raise the error of `take`."""
         order, width = self.columns or ((0,), shape[1])
         if width % type_.block_size:
             raise UnsupportedTypeError(

@@ -17,7 +17,7 @@ from mlx_engine.config.settings import Settings
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.stored import TensorLayout
 
-# The config field of each axis letter in `Row.shape`. Adjacent letters mean the product of their fields.
+# The config field of each axis letter in `Row.shape`.
 AXES = {
     "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
     "C": "conv_channels", "W": "conv_width", "U": "n_value_heads", "P": "value_dim", "L": "n_layers",
@@ -29,7 +29,6 @@ C = TypeVar("C", bound=ConfigBase)
 
 Head: TypeAlias = Literal["required", "optional", "absent"]
 
-
 AS_IT_IS = TensorLayout("")
 
 
@@ -39,22 +38,21 @@ class Row:
 
     Attributes:
         hf: the name in transformers.
-        shape: row-major shape in axis letters; "HE D" is a matrix of n_heads * head_dim rows and hidden_size columns,
-            "1" is a single value.
+        shape: row-major shape in axis letters (`AXES`); "HE D" is a matrix of n_heads * head_dim rows and hidden_size
+            columns, "1" is a single value.
         heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
         rotated: the axis letter of the heads, or "1" for a single head. The rows of each head are reordered on load
             if RoPE rotates only the first `rotary_dim` of them, or if `interleaved` is set.
         interleaved: whether the two rows of a rotary pair are (2j, 2j + 1) in files; used with `rotated`.
-        before: the tensors before this one, if a folder stores it as rows of a larger tensor: the number of rows of
-            each, in axis letters.
-        after: the same for the tensors after this one in the larger tensor.
+        before, after: the number of rows, in axis letters, of each tensor before and after this one, if a folder stores
+            it as rows of a larger tensor.
         gguf: the name in GGUF files, if it differs from the table's key. With `before` or `after`, GGUF files too
             have the larger tensor, under this name.
         plus: the number that is added to the values of a Hugging Face folder to get the model's values.
         times: GGUF files store the model's values times this factor.
         kind: the kind of layers that have this tensor, one of the config's `kinds` (of mixers) or `ffn_kinds`; None if
             every layer has the tensor.
-        stored: how GGUF files store the tensor, in addition to the other attributes; the name in it is ignored.
+        stored: how GGUF files store the tensor, in addition to the other attributes; its `name` is ignored.
         in_hf: how folders store the tensor; None means the same as `stored`.
         when: the config field that says whether files have the tensor. GGUF has no key for this field: for GGUF files
             the field is set to whether the first layer has the tensor.
@@ -82,11 +80,8 @@ Table: TypeAlias = Mapping[str, Row]
 
 
 def head_of(checkpoint: Checkpoint, s: Settings, *, tied: bool = False) -> Head:
-    """Return whether the model reads a matrix for the head; `tied` is the default of the key `tie_word_embeddings`.
-
-    GGUF has no key for a tied head: a file has a matrix for the head, or the head is tied to the embedding table.
-    """
-    if checkpoint.naming == "gguf":
+    """Return whether the model reads a matrix for the head; `tied` is the default of the key `tie_word_embeddings`."""
+    if checkpoint.naming == "gguf":  # GGUF has no key: the head is tied if the file has no matrix for it
         return "optional"
     return "absent" if s.flag("tie_word_embeddings", tied) else "required"
 
@@ -97,7 +92,7 @@ def stem_of(checkpoint: Checkpoint, stems: Sequence[str]) -> str:
 
 
 def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
-    """Return the tensors of a model with this config: first the tensors outside the layers, then layer by layer."""
+    """Return the tensors of a model: first the tensors outside the layers, then layer by layer."""
     absent = (HEAD,) if head == "absent" else ()
     outside = [(name, row) for name, row in table.items() if "*" not in name and name not in absent]
     made = [
@@ -109,10 +104,7 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
 
 
 def layer_tensors(config: Any, table: Table, i: int) -> list[Tensor]:
-    """Return the tensors of layer i, with the sizes of this config.
-
-    If i is after the last layer, return the tensors that every layer has.
-    """
+    """Return the tensors of layer i; if i is after the last layer, those that every layer has."""
     kinds = [getattr(config, name) for name in ("kinds", "ffn_kinds") if hasattr(config, name)]
     own = {None, *(of[i] for of in kinds if i < len(of))}
     rows = ((name, row) for name, row in table.items() if "*" in name and row.kind in own)
@@ -120,15 +112,12 @@ def layer_tensors(config: Any, table: Table, i: int) -> list[Tensor]:
 
 
 def _has(config: Any, row: Row) -> bool:
-    """Return whether files with this config have the tensor of a row, or may have it."""
+    """Return whether files with this config have, or may have, the tensor of a row."""
     return row.when is None or bool(getattr(config, row.when))
 
 
 def said_by_tensors(config: C, checkpoint: Checkpoint, table: Table) -> C:
-    """Return a GGUF file's config. Each field that rows name in `when` is set to whether the file has their tensors.
-
-    For a tensor of a layer, only the first layer is checked. The config of a folder is returned unchanged.
-    """
+    """Set the fields of a GGUF file's config that rows name in `Row.when`; return the config of a folder unchanged."""
     if checkpoint.naming != "gguf":
         return config
     rows = [((row.gguf or name).replace("*", "0"), row.when) for name, row in table.items() if row.when is not None]
@@ -156,7 +145,7 @@ def _tensor(config: Any, name: str, row: Row, layer: str = "*", *, required: boo
 
 
 def padded(config: C, checkpoint: Checkpoint, embeddings: str) -> C:
-    """Return the config with `vocab_size` set to the rows of the embedding table, if the table has more rows.
+    """Return the config with `vocab_size` set to the number of rows of the embedding table, if this is larger.
 
     The logits then have a column for each padding row, as in transformers.
     """
@@ -170,17 +159,10 @@ def decoder_plan(
     checkpoint: Checkpoint, config_type: type[C], table: Table | Callable[[C], Table], *, tied: bool = False,
     settings: Settings | None = None,
 ) -> Plan:  # fmt: skip
-    """Return the config and the expected tensors of a checkpoint, made from a tensor table.
+    """Return the plan of a checkpoint, made from a tensor table, or from a function that returns it for a config.
 
-    Args:
-        checkpoint: the checkpoint.
-        config_type: the class of its config.
-        table: the tensor table, or a function that returns it for a config.
-        tied: whether the head is tied if config.json has no `tie_word_embeddings`.
-        settings: the settings of the text model; by default all settings of the checkpoint.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    `settings` are the settings of the text model, by default all settings of the checkpoint. `tied` is as in `head_of`.
+    Raise UnsupportedConfigError if a setting is missing, invalid or not implemented.
     """
     s = settings or Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=tied)
@@ -189,7 +171,7 @@ def decoder_plan(
     embeddings = EMBEDDINGS if checkpoint.naming == "gguf" else table[EMBEDDINGS].hf
     config = padded(config, checkpoint, embeddings)
     config = said_by_tensors(config, checkpoint, table)
-    # A tied head needs no matrix, but some folders have one. GGUF files of rerankers have a classifier, which
+    # Some folders have a matrix for a tied head. GGUF files of rerankers have a classifier, which
     # `checkpoint/pooling.py` reads.
     unused = (table[HEAD].hf,) if head == "absent" else (CLASSIFIER,) if checkpoint.naming == "gguf" else ()
     return Plan(config, tensors(config, table, head), unused)
