@@ -304,8 +304,8 @@ def _impossible(failed: Failed) -> list[str]:
     ]
 
 
-# Maps each hazard to what the two threads of the race did, in the order of this run. "read first": one thread read memory
-# that had no value yet, and only then the other thread wrote the value.
+# Maps each hazard to what the two threads of the race did, in the order of this run. "read first": one thread read
+# memory that had no value yet, and only then the other thread wrote the value.
 _HAZARDS = {
     "read after write": ("wrote", "read"),
     "read after write, read first": ("read", "wrote"),
