@@ -3,7 +3,7 @@
 A draft is a temporary file or folder beside its target path; it is renamed to the target when it is complete. The
 process that writes a draft locks it. The system releases the lock when the process ends, even by a crash. So a draft
 that can be locked is left over from a dead process. The next process that writes to the same folder removes this draft.
-On file systems without locks, such drafts remain. (Process ids in names would not work: ids are reused.)
+On file systems without locks, such drafts remain. (Process ids in file names could not replace locks: ids are reused.)
 
 The files of the cache folder are executed, so other users must not be able to write them.
 """
@@ -58,7 +58,7 @@ def remove_dead(folder: Path) -> None:
 
 
 def drafts_in(folder: Path) -> list[Path]:
-    """Return all drafts in a folder, also of living processes."""
+    """Return all drafts in a folder, including those of living processes."""
     try:
         return sorted(path for path in folder.glob(f".*{ENDING}") if not path.is_symlink())
     except OSError:
@@ -78,7 +78,7 @@ def _created(target: Path, is_folder: bool) -> tuple[Path, int]:
         else:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         _locked(lock)
-        # Before the lock, another process may have removed the draft as that of a dead process. Then try again.
+        # Before the draft was locked, another process may have taken it for left over and removed it. Then try again.
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(lock).st_ino:
                 return path, lock
@@ -105,12 +105,13 @@ def _remove(path: Path) -> None:
 
 
 def cache_folder(name: str, *, given: str | None = None) -> Path:
-    """Return the first usable folder of: `given`, `name` in the user's cache, and a fixed name in the temporary folder.
+    """Return the first usable folder of `given`, one for `name` in the user's cache, and one in the temporary folder.
 
     A folder is usable if this user owns it and no other user can write to it. If none is usable, return a folder with a
     random name in the temporary folder, which is removed at exit.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
+    # `Path.expanduser` would raise an error if the home folder is unknown.
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     return _first(name, home, given)
 
 
@@ -137,7 +138,7 @@ def _user() -> int:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Create the folder if needed; return whether this user owns it and no other user can write it."""
+    """Create the folder if needed; return whether this user owns it and no other user can write to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -42,9 +42,9 @@ class Kernel:
     def load(
         cls, name: str, inputs: Sequence[str], outputs: Sequence[str], *, headers: Sequence[str] = (), body: str = ""
     ) -> Kernel:
-        """Load the body from `metal/BODY.metal` (by default `metal/NAME.metal`), and the header from its parts.
+        """Load the body from `metal/BODY.metal`, by default `metal/NAME.metal`, and the header.
 
-        The parts are the files `metal/PART.h.metal` of `HEADERS`, then of `headers`.
+        The header is the text of `metal/PART.h.metal` for each PART in `HEADERS`, then in `headers`.
         """
         header = "\n".join(_text(f"{part}.h.metal") for part in (*HEADERS, *headers))
         return cls(name, tuple(inputs), tuple(outputs), _text(f"{body or name}.metal"), header)

@@ -24,9 +24,9 @@ from .text import casts_pointers, closing, code_only, line_of
 
 # ---- refuse recursion, which Metal does not have and clang accepts ----
 #
-# A function that seems to call itself, directly or through others, is suspect: it may be recursive, or one of the calls
-# may be of an overload or a template of the same name. If there are suspects, clang compiles the unit to LLVM IR, in
-# which each call names one function.
+# Regular expressions find suspects: functions that seem to call themselves, directly or through other functions. A
+# suspect is either recursive, or calls an overload or a template of the same name. To decide this, clang compiles the
+# translation unit to LLVM IR, in which each function has a unique name.
 
 _DEFINED = re.compile(r"\b([A-Za-z_]\w*)\s*\([^;{}]*\)\s*(?:const\s*)?\{")
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*(?:<[^;(){}]*>\s*)?\(")
@@ -36,7 +36,7 @@ _CALL = re.compile(r"\bcall [^@\n]*@\"?([\w.$]+)\"?\(")
 
 
 def suspects(header: str) -> set[str]:
-    """Return the names of functions that may call themselves, directly or through other functions."""
+    """Return the names of a header's functions that seem to call themselves, directly or through other functions."""
     code = code_only(header, directives=False)
     calls: dict[str, set[str]] = {}
     for match in _DEFINED.finditer(code):
@@ -53,7 +53,7 @@ def defined_at(header: str, name: str) -> int:
 
 
 def recursive(ir: str, names: Iterable[str]) -> str | None:
-    """Return one of `names` whose function calls itself in the LLVM IR of a unit, or None."""
+    """If a function of `names` calls itself in the LLVM IR of a unit, return its name; otherwise return None."""
     pieces = _FUNCTION.split(ir)
     calls = {name: set(_CALL.findall(body)) for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
     for mangled in _in_cycles(calls):
@@ -165,7 +165,7 @@ def compile_together(wanted: Sequence[tuple[KernelText, Instance]], *, optimize:
     """Compile instances as one translation unit; all must have the same `build` and `suffixes`.
 
     Raises:
-        CompileError: an instance does not compile; the message is about the first.
+        CompileError: an instance does not compile; the message is about the first such instance.
     """
     name, suffixes = wanted[0][1].build, wanted[0][1].suffixes
     build = (BUILDS if optimize else QUICK).get(name, UNOPTIMIZED)
@@ -213,7 +213,7 @@ _MATH_MODES = ("safe", "relaxed", "fast")
 
 
 class MetalKernel:
-    """A kernel with the interface of the result of `mx.fast.metal_kernel`; see `metal_kernel`.
+    """A kernel that is called like the result of `mx.fast.metal_kernel`; see `metal_kernel`.
 
     Attributes:
         statistics: statistics of the last call; None before the first.
@@ -224,7 +224,7 @@ class MetalKernel:
         self._text = text
         self._row_contiguous = ensure_row_contiguous
         self._compiled: dict[Instance, Compiled] = {}
-        self._alignments: dict[Instance, Alignments] = {}  # keys have no build: all builds share them
+        self._alignments: dict[Instance, Alignments] = {}  # in the keys, `build` is empty: all builds share alignments
 
     @property
     def name(self) -> str:
@@ -282,12 +282,12 @@ class MetalKernel:
             stream: ignored; accepted because MLX accepts it.
             seed: the order of threads: 0 ascending, 1 descending, others shuffled. Results must not depend on it.
             build: which checks are made. All builds check bounds, convergence, alignment and address spaces. "spaces"
-                makes no further checks, "undefined" checks other undefined behaviour, and "races" checks data races,
-                and bounds to the byte, several times slower.
+                makes no further checks. "undefined" also checks for undefined behaviour such as overflow. "races" also
+                checks for data races, checks bounds to the byte, and is several times slower.
             lanes: "active": SIMD-group operations are over the lanes that reach them, as in Metal. Reading another lane
-                is an error, except in a shift such as `simd_shuffle_down`, which returns NaN and sets
-                `statistics.undefined`: a tree reduction reads such lanes without using the values. "all": all 32 lanes
-                must reach the operation, as CUDA requires.
+                is an error, except in a shift such as `simd_shuffle_down`, because tree reductions read such lanes but
+                do not use the values: the shift returns NaN and sets `statistics.undefined`. "all": all 32 lanes must
+                reach the operation, as CUDA requires.
             suffixes: refuse floating-point literals without a suffix, which are doubles in CUDA and floats in Metal.
             guard: whether unmapped memory is adjacent to the "end" or the "start" of buffers; by default "end" for even
                 seeds and "start" for odd seeds.
@@ -368,7 +368,7 @@ class MetalKernel:
         suffixes: bool = False,
         optimize: bool = True,
     ) -> None:
-        """Compile many instantiations as one translation unit, which is several times faster than one by one.
+        """Compile many instantiations as one translation unit, several times faster than one unit per instantiation.
 
         An instantiation is (inputs, output dtypes, template); an input is an array, or a pair of shape and dtype.
         Without `optimize`, compilation takes a tenth of the time, and later calls run several times slower.
@@ -390,7 +390,7 @@ def prepare(
     """Compile instantiations of several kernels as one translation unit; see `MetalKernel.prepare`.
 
     Raises:
-        CompileError: a kernel does not compile; the message is about the first.
+        CompileError: a kernel does not compile; the message is about the first such kernel.
     """
     wanted = []
     for kernel, inputs, output_dtypes, template in requests:
@@ -430,7 +430,7 @@ def _check_arrays(
 
 
 def _traced(text: KernelText, trace: tuple[str, int], dtypes: Sequence[Any], build: str) -> tuple[int, int]:
-    """Return the number of the output in `trace`, and the element's offset in bytes; raise LaunchError if invalid."""
+    """Return the output's number and the element's offset in bytes; raise LaunchError if `trace` is invalid."""
     name, index = trace
     if name not in text.output_names or index < 0 or build != "races":
         outputs = ", ".join(text.output_names)

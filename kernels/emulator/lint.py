@@ -1,4 +1,4 @@
-"""Check rules of Metal that clang does not check, before a kernel is compiled; explain clang's errors afterwards."""
+"""Before a kernel is compiled, check rules of Metal that clang does not check; afterwards, explain clang's errors."""
 
 from __future__ import annotations
 
@@ -39,14 +39,17 @@ _HINTS = (
     ),
     (
         re.compile(r"no matching function for call to '(\w+)'(?s:.*)deduced conflicting types"),
-        "`{}` takes arguments of one type; convert the others, for instance with `float(...)`",
+        "the arguments of `{}` must have the same type; convert them, for instance with `float(...)`",
     ),
 )
 _UNDECLARED = re.compile(r"use of undeclared identifier '(\w+)'")
 
 
 def check(name: str, header: str, source: str, *, suffixes: bool) -> None:
-    """Raise LintError with all rules of Metal that a kernel breaks. With `suffixes`, float literals need a suffix."""
+    """If a kernel breaks rules of Metal, raise LintError with a line for each breach.
+
+    With `suffixes`, float literals need a suffix.
+    """
     found: list[str] = []
     for part, text in ((HEADER, header), (BODY, source)):
         rules = [_refused(text)]
@@ -114,7 +117,7 @@ def _attributes(error: str) -> Iterator[str]:
 
 
 def _tiny_inputs(error: str, inputs: Sequence[tuple[str, Input]]) -> Iterator[str]:
-    """Explain errors about address spaces, if MLX passes a small input as `constant`, not as `device` memory."""
+    """If MLX passes small inputs as `constant`, not as `device` memory, explain an error about address spaces."""
     tiny = [name for name, kind in inputs if kind.small]
     if tiny and re.search(r"constant|address space '2'", error):
         yield (

@@ -17,11 +17,11 @@ ALIGNMENT = 16
 # The byte that fills the unused part of a buffer's pages (the canaries); floats of such bytes are NaN.
 CANARY = 0xFF
 _CANARIES = bytes([CANARY]) * PAGE
-# The bytes that fill the unused part of an input's pages: NaNs other than the canaries. If a kernel copies them from
-# past the end of an input to past the end of an output, the output's canaries change.
+# The bytes that fill the unused part of an input's pages. They are also NaN, but differ from the canaries: if a kernel
+# copies these bytes past the end of an output, the output's canaries change.
 _BESIDE_INPUTS = b"\xc1\xff" * (PAGE // 2)
-RESIDENT = 64 << 10
-TOTAL = 2 << 30  # the largest number of bytes of all kept copies
+RESIDENT = 64 << 10  # the size in bytes of the smallest inputs whose copies are kept for later runs
+TOTAL = 2 << 30  # the largest number of bytes that all kept copies have after a run
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -32,9 +32,9 @@ _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _NONE, _READ, _READ_WRITE = 0, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
 # Bytes of unmapped memory (a guard) on either side of a buffer, so that a wrong index reaches no other buffer. A guard
-# takes addresses but, except in QEMU, no memory. A 32-bit index of 16-byte elements cannot reach beyond LARGE_GUARD,
-# even if an unsigned index has wrapped below 0. Large guards are used only in processes with 2**47 addresses, and only
-# while all buffers and guards take at most a quarter of these addresses.
+# takes addresses but, except in QEMU, no memory. LARGE_GUARD is the reach of any 32-bit index of 16-byte elements, also
+# of an unsigned index that has wrapped from -1 to 2**32 - 1. Large guards are used only in processes with 2**47
+# addresses, and only while all buffers and guards take at most a quarter of these addresses.
 LARGE_GUARD, SMALL_GUARD = 64 << 30, 64 << 20
 _SPACE = 1 << 47
 
@@ -71,7 +71,7 @@ class Buffer:
     Attributes:
         start: the address of the first usable byte.
         bytes: the number of usable bytes.
-        guard: the unmapped bytes on either side of the pages.
+        guard: the number of unmapped bytes on either side of the pages.
     """
 
     _reserved = 0  # bytes of addresses that all buffers and their guards take
@@ -85,7 +85,7 @@ class Buffer:
         self.bytes = 0
 
     def _reserve(self, capacity: int) -> tuple[int, int]:
-        """Reserve addresses for a guard, `capacity` bytes and a guard; return the address and size of the first."""
+        """Reserve addresses for a guard, `capacity` bytes and a guard; return the first guard's address and size."""
         for guard in (LARGE_GUARD, SMALL_GUARD):
             size = capacity + 2 * guard
             if guard == LARGE_GUARD and (Buffer._reserved + size > _SPACE // 4 or not _has_large_space()):
@@ -103,7 +103,7 @@ class Buffer:
 
     @property
     def bounds(self) -> Bounds:
-        """The place of the buffer."""
+        """The addresses and sizes of the pages and of the usable bytes."""
         return Bounds(self._first, self.capacity, self.start, self.bytes)
 
     def allow(self, *, write: bool) -> None:
@@ -160,10 +160,10 @@ class _Key(NamedTuple):
 
 
 class Pool:
-    """A pool of reusable buffers, which keeps copies of large inputs (at least RESIDENT bytes) by their address.
+    """A pool of reusable buffers. Copies of large inputs (at least RESIDENT bytes) are kept for later runs.
 
-    Before a copy is used again, its bytes are compared with the input: MLX may have reused the address for another
-    array, or NumPy may have changed the input.
+    A kept copy is found by the address of the input. Before the copy is used again, its bytes are compared with the
+    input: MLX may have reused the address for another array, or NumPy may have changed the input.
     """
 
     def __init__(self, total: int = TOTAL) -> None:
@@ -172,7 +172,7 @@ class Pool:
         self._resident: OrderedDict[_Key, Buffer] = OrderedDict()
         self._free: dict[int, list[Buffer]] = {}
         self._lent: list[Buffer] = []
-        self._dead: deque[_Key] = deque()  # copies whose owner no longer exists; finalizers append to it at any moment
+        self._dead: deque[_Key] = deque()  # kept copies whose owner no longer exists; finalizers append at any time
 
     @contextmanager
     def lending(self) -> Iterator[Pool]:
@@ -230,7 +230,7 @@ class Pool:
         return buffer
 
     def _forget(self) -> None:
-        """Drop copies whose owner no longer exists. While over `total` bytes are left, drop the least recently used."""
+        """Drop copies whose owner no longer exists; then the least recently used until at most `total` bytes remain."""
         while self._dead:
             self._resident.pop(self._dead.popleft(), None)
         size = self.resident_bytes

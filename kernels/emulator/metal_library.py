@@ -43,7 +43,7 @@ from .text import casts_pointers, with_suffixes
 
 # ---- the buffers of a kernel: arrays, structures and numbers to bytes, and bytes back to arrays ----
 
-# {Metal type: NumPy type} of the `constant T&` parameters that accept a Python number.
+# Maps each Metal type for which the caller may pass a Python number to its NumPy type.
 _SCALARS = {metal: dtype for dtype, metal in TYPES.items() if dtype not in ("bfloat16", "complex64")} | {
     **{"half": "float16", "char": "int8", "uchar": "uint8", "short": "int16", "ushort": "uint16", "int": "int32"},
     **{"uint": "uint32", "long": "int64", "ulong": "uint64", "size_t": "uint64", "unsigned int": "uint32"},
@@ -128,7 +128,7 @@ def library(source: str | Path, include: Sequence[str | Path] = ()) -> Library:
     """Return the kernels of a complete .metal file for the emulator.
 
     Args:
-        source: the path of a file, or the text of one.
+        source: the path or the text of a .metal file.
         include: folders for `#include "..."`, in addition to the file's own.
 
     Raises:
@@ -154,7 +154,7 @@ class Library:
         return tuple(self._text.functions)
 
     def template_of(self, name: str) -> str:
-        """Return the name of the template that a kernel instantiates; for other kernels, the function's name."""
+        """Return the name of the template that a kernel instantiates; without a template, the function's name."""
         return self._text.functions[name].function.partition("<")[0]
 
     def function(self, name: str, constants: Mapping[int | str, float] | None = None) -> WholeKernel:
@@ -256,7 +256,8 @@ class WholeKernel:
             guard: "end", "start" or None.
             time_limit: seconds.
             layout: "any" or "m5".
-            trace: (index of a buffer, offset of a byte), not the name and element of an output.
+            trace: (index of a buffer, offset of a byte). `statistics.writer` then has the last thread that wrote the
+                byte, in the build "races" only.
 
         Returns:
             {index: contents} of each buffer that the kernel may write to. The contents are an array with the kind,
@@ -299,7 +300,7 @@ class WholeKernel:
     def _dispatched(
         self, entry: Entry, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
     ) -> dict[int, Any] | None:
-        """Run the kernel; return the buffers that the kernel may write.
+        """Run the kernel; return the contents of each buffer that the kernel may write to.
 
         If the kernel needs larger alignments, add them to `_alignments` and return None.
         """
@@ -396,7 +397,7 @@ class WholeKernel:
         return self._entries[build]
 
     def use(self, build: str, entry: Entry) -> None:
-        """Use an entry point that was compiled together with other kernels; see `Library.prepare`."""
+        """In this build, use an entry point that was compiled together with other kernels; see `Library.prepare`."""
         self._entries[build] = entry
 
     def _unset(self, error: str) -> LaunchError:
@@ -432,8 +433,8 @@ class WholeKernel:
             else:
                 arguments.append(f"msl_{'reference' if one.is_reference else 'pointer'}{{{value}}}")
             place += 1
-        # The kernel is called through a function pointer, so that C++ does not deduce template arguments from the types
-        # of the function's arguments.
+        # C++ must deduce template arguments from the types of the arguments only if the file does not give them
+        # (`is_typed`). All other kernels are called through a function pointer, which prevents the deduction.
         function, pointed = self._function.function, ""
         if not self._function.is_typed:
             pointed, function = f"  decltype({function})* msl_function = {function};\n", "msl_function"
@@ -480,7 +481,7 @@ _SPACE = re.compile(r"address space|__(?:local|global|constant)\b")  # the words
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel function that was compiled; of a template, only the first instantiation."""
+    """The result of compiling a kernel function, or the first instantiation of a template of kernel functions."""
 
     name: str
     others: tuple[str, ...] = ()  # the names of the template's other instantiations
@@ -517,7 +518,7 @@ def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[Compile
 
 
 def _errors(kernels: dict[str, WholeKernel], build: str) -> dict[str, str]:
-    """Return {key in `kernels`: error} of the kernels that do not compile.
+    """Return {key in `kernels`: error} for each kernel that does not compile.
 
     Compile all kernels as one unit first, which is faster. If this fails, compile each kernel alone.
     """
@@ -537,9 +538,9 @@ def _errors(kernels: dict[str, WholeKernel], build: str) -> dict[str, str]:
 def address_space_notes(file: Path, folders: Sequence[Path] = ()) -> tuple[Finding, ...]:
     """Return a note for each line of a file in which clang reports a wrong address space.
 
-    To run kernels, a .metal file is compiled with one memory for all address spaces; here, with separate ones. The
-    results are notes, not mistakes, because clang refuses some valid text: calls of member functions of objects in
-    other address spaces than `thread`.
+    The kernels of a .metal file run with one memory for all address spaces, so a run cannot find these errors. This
+    function only compiles the file, with separate address spaces. The errors become notes, not mistakes, because clang
+    also refuses valid calls: those of member functions of objects that are not in the address space `thread`.
     """
     text = place_threadgroup_memory(file.read_text(encoding="utf-8", errors="replace"))
     head = f'#include <msl/all.h>\n#line 1 "{file.name}"\n'

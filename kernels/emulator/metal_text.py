@@ -97,7 +97,7 @@ def _split(parameter: str) -> tuple[str, dict[str, str]]:
 
 
 def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
-    """Return a parameter's name or "unnamed", its type, whether it is a pointer or array, and whether a reference."""
+    """Return (name or "unnamed", type, whether it is a pointer or array, whether it is a reference) of a parameter."""
     written = declared.split("=")[0].strip()
     found = re.search(r"(\w+)\s*((?:\[[^\]]*\]\s*)*)$", f"{written} unnamed" if written[-1:] in "*&" else written)
     if found is None:
@@ -127,7 +127,7 @@ def type_names(text: str) -> list[str]:
     return sorted({name for name in found if name not in ("type", "value", "value_type")})
 
 
-# Matches `f({x, y, z}, n)`, where the list is a vector of three elements. An element may be a call with arguments.
+# Matches the list in `f({x, y, z}, n)`, a vector of three elements. An element may be a call with arguments.
 _ITEM = r"(?:[^(){};,]|\((?:[^(){};]|\([^(){};]*\))*\))*"
 _LIST = re.compile(rf"(?<=[\w>]\()(\s*)\{{({_ITEM},{_ITEM},{_ITEM})\}}(?=\s*,)")
 
@@ -135,9 +135,9 @@ _LIST = re.compile(rf"(?<=[\w>]\()(\s*)\{{({_ITEM},{_ITEM},{_ITEM})\}}(?=\s*,)")
 class Rewriter:
     """Rewrites the bodies of functions, so that C++ constructs and converts vectors as Metal does.
 
-    If T is a vector type or may be one, `(T)x` becomes a conversion by value, and `T(a, b)` a call of
-    `msl_construct<T>`. `int2 at(a, b);` becomes an initialisation by such a call. An argument `{x, y, z}` becomes a
-    call of `msl_list`.
+    If T is a vector type, a type parameter or an alias, `(T)x` becomes a conversion by value, and `T(a, b)` becomes a
+    call of `msl_construct<T>`. `int2 at(a, b);` becomes `int2 at = msl_construct<int2>(a, b);`. An argument `{x, y, z}`
+    becomes a call of `msl_list`.
     """
 
     def __init__(self, text: str) -> None:
@@ -251,10 +251,10 @@ _SPACES = re.compile(r"\b(?:thread|device|threadgroup)\b")
 
 
 def without_twins(text: str) -> str:
-    """Return the text with only the first of several functions or specialisations that differ only in address spaces.
+    """If functions or specialisations differ only in address spaces, keep the first one and blank out its twins.
 
-    In the converted text all address spaces are one memory, so the others would be redefinitions, which clang refuses.
-    Address spaces after the parameters of member functions are removed, too. Line numbers do not change.
+    In the converted text, all address spaces are one memory, so the twins would be redefinitions, which clang refuses.
+    Address spaces after the parameters of member functions are also removed. Line numbers do not change.
     """
     text = _QUALIFIER.sub(lambda match: match[1] + re.sub(r"[^\n]", " ", match[2]), text)
     seen: set[tuple[int, str]] = set()
@@ -288,7 +288,7 @@ _STANDARD = (
 class MetalFunction:
     """A kernel function, or an instantiation of a template of kernel functions."""
 
-    name: str  # for a host program (`newFunctionWithName`): the `host_name`, or the function's own name
+    name: str  # by which a host program loads the function: its `host_name`, or else the name in the text
     function: str  # the name in C++, such as `softmax<float, 4>`
     parameters: tuple[MetalParameter, ...]
     arrays: int  # the number of threadgroup arrays in the body
@@ -316,7 +316,10 @@ class MetalText:
     sources: dict[str, str]  # the text of the file and of each included file, by the name that findings use
 
     def with_constants(self, values: dict[int, str]) -> str:
-        """Return the code with values of function constants. A kernel that uses another constant cannot be loaded."""
+        """Return the code with values of function constants: {index of a constant: C++ text}.
+
+        A kernel that uses a constant without a value cannot be loaded.
+        """
 
         def define(match: re.Match[str]) -> str:
             one = self.constants[int(match["ordinal"])]
@@ -424,13 +427,13 @@ _SLOT = re.compile(r"\[\[\s*threadgroup\s*\([^\]]*\)\s*\]\]")
 _CAST = re.compile(r"\bstatic_cast(?=\s*<[^<>&*()]*(?:<[^<>&*()]*>[^<>&*()]*)?>)")
 
 
-# Matches the type in declarations such as `thread half2 (&pairs)[4]`, not in the constructor `half2(*pair)`. In the
-# declaration, the preprocessor would expand the macro `half2(...)` of msl/constructors.h.
+# Matches the type in declarations such as `thread half2 (&pairs)[4]`, not in the constructor `half2(*pair)`. The
+# preprocessor would take both for the macro `half2(...)` of msl/constructors.h, which is only for constructors.
 _REFERENCE = re.compile(rf"\b((?:{'|'.join(_QUALIFIERS)})\s+)({_VECTOR})(?=\s*\(\s*[&*]\s*\w+\s*\))")
 
 
 def _legal(text: str) -> str:
-    """Return the text in a form that clang accepts: for instance, with suffixes at float literals, without pragmas."""
+    """For clang, remove pragmas and `[[threadgroup(n)]]`, replace `static_cast`, and append `f` to float literals."""
     text = _REFERENCE.sub(r"\1__typeof__(\2)", text)
     return with_suffixes(_CAST.sub("metal::msl_static_cast", _SLOT.sub("", _PRAGMA.sub("", text))))
 

@@ -40,7 +40,7 @@ class _Row(NamedTuple):
     address: int
     file: int
     line: int
-    ends: bool  # whether the row ends a sequence of rows; it has no instruction
+    ends: bool  # whether the row only marks the end of a sequence of rows, without an instruction
 
 
 @lru_cache(4096)
@@ -276,7 +276,7 @@ _DIVISOR = "check the divisor"
 _ADVICE = {
     "signed": "use a wider or an unsigned type, or check the range first",
     "integer": _DIVISOR,
-    "shift": "expected an amount from 0 to the type's bits - 1, and no negative value; check or mask the amount",
+    "shift": "expected a value from 0 on, and an amount from 0 to the type's bits - 1; check or mask the amount",
     "index": "make the array larger, or check the index",
     "cast": "clamp the value to the range of the type first",
     "misaligned": "check the offset, or use a packed type or single elements",
@@ -304,8 +304,8 @@ def _impossible(failed: Failed) -> list[str]:
     ]
 
 
-# {hazard: what the two threads of the race did, in the order of this run}. "read first": a thread read memory that had
-# no value yet, and then another thread wrote the value.
+# Maps each hazard to what the two threads of the race did, in the order of this run. "read first": one thread read
+# memory that had no value yet, and only then the other thread wrote the value.
 _HAZARDS = {
     "read after write": ("wrote", "read"),
     "read after write, read first": ("read", "wrote"),
@@ -428,7 +428,8 @@ _divergent = _lanes_apart(
 )
 _unordered = _lanes_apart(
     "lanes of one SIMD-group are at different operations, and the emulator cannot tell which is first",
-    "this may be right on a GPU; to check it here, let all lanes take part in both, or write both into the body",
+    "this may be right on a GPU; to check it here, let all lanes take part in both operations, or write both "
+    "operations into the body",
 )
 _barrier_and_simd = _lanes_apart(
     "some lanes of a SIMD-group wait at a barrier, others at an operation", "all lanes must reach both"

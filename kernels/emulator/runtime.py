@@ -22,7 +22,7 @@ _Three = ctypes.c_uint * 3
 
 
 class Failure(IntEnum):
-    """The kind of a `Report`. runtime/abi.h describes each kind; the kinds from SAME_VALUE on are notes."""
+    """The kind of a `Report`. runtime/abi.h describes each kind. The kinds from SAME_VALUE on are only notes."""
 
     FINE = 0
     FAULT = 1

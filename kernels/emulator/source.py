@@ -27,7 +27,10 @@ class Part(NamedTuple):
 
 
 def unit(parts: Sequence[Part]) -> str:
-    """Return the text of a unit, in which `msl_entry_i` calls `parts[i]`. Kernels share one copy of equal headers."""
+    """Return the text of a translation unit, in which `msl_entry_i` calls `parts[i]`.
+
+    Kernels with the same header share one copy of the header.
+    """
     bodies = {source: with_suffixes(place_threadgroup_memory(source)) for source in {part.source for part in parts}}
     of_header: dict[str, list[str]] = {}
     for i, part in enumerate(parts):

@@ -12,7 +12,7 @@ _DIRECTIVE = re.compile(r"^[ \t]*#(?:\\\n|[^\n])*", re.MULTILINE)
 
 
 def code_only(text: str, *, directives: bool = True) -> str:
-    """Return the text with comments, string literals and character literals replaced by spaces; positions stay.
+    """Replace comments, string literals and character literals by spaces. Positions in the text do not change.
 
     With `directives=False`, preprocessor lines are replaced by spaces, too.
     """
@@ -29,13 +29,13 @@ _CAST = re.compile(r"\*\s*(?:const\s*)?\)|_cast\s*<")
 
 @cache
 def casts_pointers(text: str) -> bool:
-    """Return whether the text may cast pointers, so that an access may need more alignment than a buffer's dtype."""
+    """Return whether the text may cast pointers, so that an access may need more alignment than an element."""
     return _CAST.search(code_only(text)) is not None
 
 
 _LARGEST = re.compile(r"\b(?:simd_|quad_|f)(?:max|min)\s*\(")
 _FLOAT = re.compile(r"\b(?:float|half|bfloat|float16_t|bfloat16_t|T)[234]?\b[\s*&]*(\w+)")
-# A variable or array element, whose name is one of NAMES, as operand of a comparison or argument of max, min or clamp.
+# Matches a comparison, max, min or clamp of a variable or array element whose name is one of NAMES.
 _COMPARED = r"""
     (?:NAMES)\b(?:\[[^\]]*\])*\s*(?:[<>=!]=|[<>](?![<>]))
     | (?<![<>-])(?:[<>=!]=|[<>])\s*(?:NAMES)\b(?!\s*>)
@@ -111,7 +111,7 @@ _VARIABLE = re.compile(rf"\s*([A-Za-z_]\w*)\s*((?:{_INDEX}\s*)*)")
 
 
 def threadgroup_declarations(text: str) -> Iterator[Declaration]:
-    """Yield the declarations of variables in threadgroup memory, in order, without pointers to threadgroup memory."""
+    """Yield the declarations of variables in threadgroup memory, in order. Pointers to such memory are left out."""
     code = code_only(text, directives=False)
     depth = parentheses = 0
     begins = True  # whether a statement may begin at this position

@@ -54,7 +54,7 @@ AS_BLOCKS: dict[str, tuple[np.dtype[np.void], int]] = {
 STORED = (*SPLIT, *AS_BLOCKS)
 TYPES = (*FLOATS, *INTEGERS, "bool", CHOSEN, *STORED)
 
-# Names of types in other libraries and in Metal, such as "half". They would otherwise be parsed as names of axes.
+# Matches names of types in other libraries and in Metal, such as "half". `parse` refuses them as names of axes.
 _MEANT = re.compile(
     r"(?:b|bf)?float(?:\d+(?:_t)?)?|half|double|u?(?:int|char|short|long)(?:\d+(?:_t)?)?|bool_|byte|size_t|"
     r"complex\d*|(?:f|fp|bf|u|i)\d+|[fi]?q\d_\w+"
@@ -118,7 +118,7 @@ class Array:
 
     @property
     def multiples(self) -> dict[str, int]:
-        """For each named axis, a divisor that its size must have."""
+        """Maps the name of each axis to a number by which its size must be divisible."""
         found = {axis.name: axis.multiple for axis in self.axes if axis.name is not None}
         last = self.axes[-1].name if self.axes else None
         if last is not None:
@@ -127,7 +127,7 @@ class Array:
 
 
 def parse(name: str, text: str, kernel: str) -> Array:
-    """Parse the description of an array, a type (default: float32) and axes; raise ValueError if it is invalid."""
+    """Parse an array's description: a type (by default float32), then axes. Raise ValueError if it is invalid."""
     words = text.split()
     type_ = words.pop(0) if words and words[0] in TYPES else "float32"
     axes = []
@@ -152,15 +152,15 @@ def dtype_of(type_: str, chosen: str) -> mx.Dtype:
     return dtype
 
 
-# A few distinct values, exact in every type, for arrays with many equal elements.
+# A few distinct values, exact in every float type, for arrays with many equal elements.
 _TIED = (-1.0, 0.25, 0.5, 2.0)
 
 
 def random_values(array: Array, shape: tuple[int, ...], rng: np.random.Generator, *, tied: bool = False) -> Any:
-    """Return random test values: normally distributed floats, small integers, or a quantised matrix with random quants.
+    """Return random test values: normally distributed floats, small integers, bools, or a matrix with random quants.
 
-    Floats have the mean 0.25: if the terms of a sum cancelled, a missing term could stay within the error bound. With
-    `tied`, floats have only a few distinct values instead.
+    Floats have the mean 0.25, not 0, so that the terms of a sum do not cancel. Otherwise missing terms could change
+    a sum by less than the error bound. With `tied`, floats instead have only a few distinct values.
     """
     if array.type == "q8_0":
         made = np.empty((shape[0], shape[1] // BLOCK), blocks.Q8_0)
@@ -220,7 +220,7 @@ def _split(type_: str, values: NDArray[Any]) -> StoredMatrix:
 
 
 def in_numpy(array: mx.array | NDArray[Any]) -> NDArray[Any]:
-    """Return an array in NumPy without loss: as float64, int64 or bool."""
+    """Return an array in NumPy, as float64, int64 or bool."""
     if isinstance(array, mx.array) and array.dtype == mx.bfloat16:
         array = array.astype(mx.float32)
     values = np.array(array)
