@@ -6,11 +6,12 @@ and in MLX's order, the first in the lowest bits of a uint32. So for most types,
 quants; it is the fallback for a GPU that refuses our kernels.
 
 Kernels read sixteen weights at a time, with a function from the header of the type, such as `q4_0.h.metal`. A new type
-needs such a header, which is listed in `HEADERS` (kernels/kernel.py); a number in this file and in `sixteen.h.metal`;
-and a `Layout` and a function that repacks a file's bytes, both in `formats.py`. Kernels compute with exactly the
-weights that the format defines, in float32; only the two prompt kernels (`prompt_product.py`) may round weights to 16
-bits. In types without an offset (`scale * q`), the products of sixteen quants are summed and then scaled, which needs
-fewer roundings. In types with an offset (`scale * q + bias`), each weight is computed before it is multiplied.
+needs such a header, listed in `HEADERS` (kernels/kernel.py); a number, in this file and in `sixteen.h.metal`; a
+`Layout`, in `formats.py`; and a function that repacks a file's bytes, also in `formats.py`. Kernels compute with
+exactly the weights that the format defines, in float32; only the two prompt kernels (`prompt_product.py`) may round
+weights to 16 bits. In types without an offset (`scale * q`), the products of sixteen quants are summed and then scaled,
+which needs fewer roundings. In types with an offset (`scale * q + bias`), each weight is computed before it is
+multiplied.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class StoredMatrix:
         return self.layout.affine(self.ws if ws is None else ws)
 
     def dequantized(self, ids: mx.array | None = None) -> mx.array:
-        """Return the weights of all rows, or of the rows `ids`, as float32 (rows, K), with MLX's operations."""
+        """Compute the weights of all rows, or of the rows `ids`, float32 (rows, K), with MLX's operations."""
         of = self.layout
         wq, ws = (self.wq, self.ws) if ids is None else (self.wq[ids], self.ws[ids])
         if of.values is not None:
@@ -187,7 +188,7 @@ class AffineMatrix:
         return 1000 * (MLX4 if self.bits == 4 else MLX8) + self.group
 
     def dequantized(self) -> mx.array:
-        """Return the weights (N, K) in float32, with MLX's operations."""
+        """Compute the weights (N, K) in float32 with MLX's operations."""
         scales, biases = (part.astype(mx.float32) for part in (self.scales, self.biases))
         return mx.dequantize(self.wq, scales, biases, group_size=self.group, bits=self.bits)
 
@@ -230,7 +231,7 @@ def blocks_of(
 
 def packed(quants: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
     """Pack quants (..., n) of 2 or 4 bits into uint32 (..., n * bits / 32), the first in the lowest bits."""
-    # Quants that will share a byte are in adjacent bytes: view them as one word, and shift them into its lowest byte.
+    # Quants that will share a byte are in adjacent bytes: view them as one integer, and shift them to its lowest byte.
     words = np.ascontiguousarray(quants).view(f"<u{8 // bits}")
     made = words.copy()
     for i in range(1, 8 // bits):
@@ -242,7 +243,7 @@ def in_device_memory(array: mx.array) -> mx.array:
     """Return the array, padded to eight elements if it has fewer.
 
     MLX passes arrays of fewer than eight elements in the address space `constant`, but the kernels' functions expect
-    pointers to `device` memory. Matrices of models are never so small; those of tests are.
+    pointers to `device` memory. Only tests have such small matrices.
     """
     return array if array.size >= 8 else mx.pad(array.reshape(-1), (0, 8 - array.size))
 

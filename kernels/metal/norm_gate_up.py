@@ -36,13 +36,13 @@ def norm_gate_up(
     """Compute `activation(h @ gate.T) * (h @ up.T)`, (V, N) float32, with `h = rms_norm(x, norm_weight, eps)`.
 
     Args:
-        x: (V, K) float16 or float32, V from 1 to 8; with `factors`, the rows that `norm_rows` returned, any V.
+        x: (V, K) float16 or float32, V from 1 to 8; with `factors`, the rows that `norm_rows` returned, V at least 1.
         norm_weight: (K,) float16 or float32.
         eps: epsilon of the norm.
         gate: (N, K).
         up: (N, K); its stored type may differ from that of `gate`.
         activation: SiLU, or the tanh form of GELU.
-        factors: (V,) float32, returned by `norm_rows` together with x; without factors this kernel computes the norm.
+        factors: (V,) float32, returned by `norm_rows` together with x; if None, this kernel computes the norm.
         tuning: changes no bits, see `Tuning`.
 
     Raises:

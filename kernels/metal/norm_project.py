@@ -1,7 +1,8 @@
 """RMSNorm and one matrix in one launch, for example the final norm and the output matrix, which give the logits.
 
 This is faster than a norm and then a product, because in a small model a dependent launch costs more than the norm.
-Every SIMD-group computes the norm again: it reads all of x for the product anyway, and sums the squares on the way.
+Without `factors`, every SIMD-group computes the norm again: it reads all of x for the product anyway, and also sums the
+squares.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ def norm_project(
     1 of `x * norm_weight`, 5 of the norm's factor and 1 of the multiplication by the factor.
 
     Args:
-        x: (V, K) float16 or float32, V from 1 to 8; with `factors`, the rows that `norm_rows` returned, any V.
+        x: (V, K) float16 or float32, V from 1 to 8; with `factors`, the rows that `norm_rows` returned, V at least 1.
         norm_weight: (K,) float16 or float32.
         eps: epsilon of the norm.
         weight: (N, K), of any stored type.
-        factors: (V,) float32, returned by `norm_rows` together with x; without factors this kernel computes the norm.
+        factors: (V,) float32, returned by `norm_rows` together with x; if None, this kernel computes the norm.
         tuning: changes no bits, see `Tuning`.
 
     Raises:

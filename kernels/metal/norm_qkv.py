@@ -36,13 +36,13 @@ def norm_qkv(
     """Compute `h @ q.T`, `h @ k.T` and `h @ v.T` with `h = rms_norm(x, norm_weight, eps)`.
 
     Args:
-        x: (V, K) float16 or float32, V from 1 to 8; with `factors`, the rows that `norm_rows` returned, any V.
+        x: (V, K) float16 or float32, V from 1 to 8; with `factors`, the rows that `norm_rows` returned, V at least 1.
         norm_weight: (K,) float16 or float32.
         eps: epsilon of the norm.
         q: (NQ, K). The stored types of the three matrices may differ.
         k: (NK, K).
         v: (NV, K).
-        factors: (V,) float32, returned by `norm_rows` together with x; without factors this kernel computes the norm.
+        factors: (V,) float32, returned by `norm_rows` together with x; if None, this kernel computes the norm.
         tuning: changes no bits, see `Tuning`.
 
     Returns:

@@ -19,7 +19,7 @@ KERNEL = Kernel.load("project_add", ["x", "wq", "ws", "residual"], ["y"])
 
 
 def project_add(x: mx.array, weight: StoredMatrix, residual: mx.array, *, tuning: Tuning | None = None) -> mx.array:
-    """Compute `residual + x @ weight.T`, (V, N), for x (V, K) of float16 or float32, and a float32 residual.
+    """Compute `residual + x @ weight.T`, (V, N), for x (V, K) of float16 or float32, and a float32 residual (V, N).
 
     The error is at most `4 * 2**-24 * sum(|x| * |weight|)`, plus one rounding of the result. V is any number, and
     the bits of a row depend neither on V nor on `tuning`.

@@ -22,7 +22,7 @@ KERNEL = Kernel.load("prompt_product", INPUTS, OUTPUTS, headers=["prompt", "tile
 TILE, THREADS = 64, 128
 # The fewest vectors for which the engine uses the prompt kernels. With fewer, most of a tile of 64 would be empty.
 FEWEST = 32
-# The largest relative error of rounding to a type.
+# Maps each type of x to the largest relative error of rounding to this type.
 ROUNDING = {mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}
 
 PromptMatrix = StoredMatrix | AffineMatrix

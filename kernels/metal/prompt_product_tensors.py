@@ -19,8 +19,9 @@ from .reference import Expected
 KERNEL = Kernel.load(
     "prompt_product_tensors", INPUTS, OUTPUTS, headers=["prompt", "tile_tensors"], body="prompt_product"
 )
-# MLX uses its own `matmul2d` kernels from this version of macOS and this generation of the GPU on. The generation is
-# the number in the name of the architecture, such as 17 in applegpu_g17s; the last letter is "p" for GPUs of phones.
+# MLX uses its own `matmul2d` kernels if macOS has at least this version, and the GPU at least this generation. The
+# generation is the number in the name of the architecture, such as 17 in applegpu_g17s; the last letter is "p" for GPUs
+# of phones.
 MACOS = (26, 2)
 GENERATION, GENERATION_OF_PHONES = 17, 18
 
@@ -28,7 +29,7 @@ GENERATION, GENERATION_OF_PHONES = 17, 18
 def prompt_product_tensors(x: mx.array, weight: PromptMatrix) -> mx.array:
     """Compute `x @ weight.T`, (V, N) of x's type, for x (V, K) of float16 or bfloat16, with any number V of vectors.
 
-    Sums are float32, rounded once.
+    Sums are float32, and are rounded once, to x's type.
 
     Raises:
         ValueError: x has a wrong shape or type.

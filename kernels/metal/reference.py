@@ -18,8 +18,8 @@ from .layout import StoredMatrix, expanded
 # The largest relative error of rounding to float32: half of NumPy's epsilon.
 EPSILON = 2.0**-24
 # Roundings allowed in kernels whose lanes share a row. If eight lanes share a row, a term passes through up to 15
-# additions in its group of 16 columns, one for each later group of its lane, and a few that add lanes and segments
-# (products.h.metal).
+# additions in its group of 16 columns, one for each later group of its lane, and a few that add the sums of lanes and
+# of segments of the columns (products.h.metal).
 PRODUCT = 4
 # Roundings allowed in kernels where one thread or a matrix unit sums a row. If a kernel first sums blocks of 32
 # columns, a term passes through up to 32 + K / 32 additions. In the prompt kernels, which have no such blocks, a term

@@ -2,8 +2,8 @@
 
 A SIMD-group multiplies four rows of a matrix at a time, because eight of its 32 lanes share the columns of a row. Each
 lane has R rows, so a SIMD-group has a *group* of 4 R rows. A *unit* is the product of a group and a tile of M vectors.
-One SIMD-group computes a unit, or KS adjacent SIMD-groups, which share the columns. All units of a threadgroup have the
-same vectors; adjacent threadgroups have the same rows and other vectors.
+A unit is computed by one SIMD-group, or by KS adjacent SIMD-groups, which share the columns. All units of a threadgroup
+have the same vectors. The threadgroups that have the same rows, one per tile of vectors, are adjacent.
 
 The bits of results do not depend on the geometry: the order of summation depends on K alone (`products.h.metal`).
 """
@@ -51,7 +51,8 @@ class Geometry:
 
     Attributes:
         tile: M, vectors per unit.
-        tiles: number of tiles. It is not a template argument, so all numbers of vectors above 8 share a kernel.
+        tiles: number of tiles. It is not a template argument, so one compiled kernel serves every number of vectors
+            above 8.
         rows: R, rows per lane.
         simdgroups: NSG, SIMD-groups per threadgroup.
         split: KS, SIMD-groups that share the columns of a row.
@@ -101,7 +102,7 @@ def geometry(n_rows: tuple[int, ...], vectors: int, tuning: Tuning, split: int =
 
 
 def segments(n_columns: int) -> int:
-    """Return the number of segments in which K columns are summed (`Order` in `products.h.metal`)."""
+    """Return the number of segments into which a row's columns are cut for the sum (`Order` in `products.h.metal`)."""
     return 4 if n_columns >= 4096 else 2 if n_columns >= 2048 else 1
 
 
@@ -109,8 +110,8 @@ def segments(n_columns: int) -> int:
 def k_split(n_rows: int, n_columns: int, vectors: int = 1) -> int:
     """Return KS, the number of SIMD-groups that share the columns of a row, one segment each.
 
-    Columns are shared if there are few rows and at most eight vectors, because one SIMD-group per 4 R rows would not
-    keep the memory of a large GPU busy.
+    If there are few rows, one SIMD-group per 4 R rows would not keep the memory of a large GPU busy, so SIMD-groups
+    share columns. With more than eight vectors, they never do.
     """
     split = segments(n_columns)
     return split if vectors <= MOST_VECTORS and n_rows * split <= 8192 else 1

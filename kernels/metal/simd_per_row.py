@@ -21,7 +21,7 @@ SIMDGROUPS = 4
 
 
 def grid(n_rows: int, vectors: int) -> tuple[Size, Size]:
-    """Return the grid and the threadgroup: SIMD-group n in direction x multiplies row n; y counts vectors."""
+    """Return the grid and the threadgroup: SIMD-group (n, v) multiplies row n with vector v."""
     return (-(-n_rows // SIMDGROUPS) * SIMDGROUPS * 32, vectors, 1), (SIMDGROUPS * 32, 1, 1)
 
 

@@ -33,8 +33,8 @@ def tiles(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> mx.
     """Compute `x @ weight.T`, (V, N) float32, for x (V, K) of float16 or float32, with any number V of vectors.
 
     Without `half_tiles`, the error is at most `8 * 2**-24 * sum(|x| * |weight|)`. With `half_tiles`, weights and x are
-    rounded to float16, a relative error of 5e-4 each at most; x beyond 65,504 overflows. This is faster if the matrix
-    units are faster for float16.
+    rounded to float16, with a relative error of at most 5e-4 each; values of x beyond 65,504 overflow. Tiles of float16
+    are faster if the matrix units are faster for float16.
 
     Raises:
         ValueError: x has a wrong shape or type.

@@ -1,4 +1,4 @@
-"""The list of backends: find those that this machine can run, and create a backend by its name.
+"""The list of backends. Find the backends that this machine can run, and create a backend by its name.
 
 A backend's own module is imported only when the backend is created.
 """
@@ -20,7 +20,7 @@ from mlx_engine.quant.key_values import DTYPES, default_type
 # The types of activations (docs/precision.md). Float32 is exact and the default; every backend can compute with it.
 ACTIVATIONS = ("f32", "i16", "f16", "bf16")
 EXACT = ACTIVATIONS[0]
-# The types of keys and values in the cache. All backends have all of them; q8_0 needs a head dim divisible by 32.
+# The types of keys and values in the cache. Every backend has all these types; q8_0 needs a head dim divisible by 32.
 KV_TYPES = tuple(DTYPES)
 _ON_CPU, _ON_MLX = (EXACT, "i16"), (EXACT, "f16", "bf16")
 
@@ -30,11 +30,11 @@ class Settings:
     """Options for creating a backend.
 
     Attributes:
-        threads: the number of threads of the backend `parallel`; None is one for each core that this process may use.
+        threads: the number of threads of the backend `parallel`; None: one thread per core that this process may use.
         jit: whether compiled CPU kernels are used, if they are available.
         activations: the type of activations; it must be in the `activations` of the backend's `Entry`.
         needs: names of CPU kernels to compile now, in parallel, instead of at their first use: the storage types of the
-            model's matrices, in lower case, and "experts" and "states" if the model has them.
+            model's matrices, in lower case; "experts" and "states" if the model has experts or recurrent states.
     """
 
     threads: int | None = None
@@ -50,7 +50,7 @@ class Entry:
     Attributes:
         summary: a short description.
         create: a function that returns the backend.
-        needs: a fast function that returns why this machine cannot run the backend, or None if it can.
+        needs: a fast function that returns the reason why this machine cannot run the backend, or None if it can.
         activations: the types of activations that the backend can compute with.
     """
 

@@ -132,7 +132,7 @@ class Backend(Primitives):
 
         The result has the form that `expert_linear` reads. `read(e)` prepares the layer of expert e. The MLX backends
         call `read` when a chosen expert is not in memory. The compiled CPU backend, whose layers are views of the file,
-        calls `read` at once for all experts.
+        calls `read` for all experts immediately.
         """
         raise NotImplementedError
 
@@ -172,8 +172,8 @@ class Backend(Primitives):
     def row_sums(self, logits: Array) -> Array:
         """Return sums (R,) for `bad_rows`: for each row of logits (R, V), the sum of the logits or of their squares.
 
-        A lazy backend does not wait for the values. If a logit is NaN or infinite, so is the sum; a sum of finite
-        logits may overflow. The order of summation is not fixed.
+        A lazy backend does not wait for the values. If a logit is NaN or infinite, the sum is NaN or
+        infinite; a sum of finite logits may overflow. The order of summation is not fixed.
         """
         # Summing the squares of 151,936 logits takes 11 us (BLAS), summing the logits 22 us (NumPy).
         with np.errstate(over="ignore", invalid="ignore"):
@@ -204,7 +204,7 @@ class Backend(Primitives):
 
         Raises:
             ClosedError: the backend has been closed.
-            BackendUnavailableError: this process was forked, and the backend does not work here.
+            BackendUnavailableError: this process was forked, and the backend does not work in forked processes.
         """
         self.guard.check()
         yield
@@ -269,10 +269,10 @@ class Backend(Primitives):
 
     @abstractmethod
     def kv_nbytes(self, store: Array) -> int:
-        """Return the bytes that the store occupies."""
+        """Return the size of a KV store in bytes."""
 
     def kv_append(self, batch: Batch, layer: int, k: Array, v: Array) -> KVView:
-        """Write a layer's keys and values (T, G, E) of the new tokens. Return the layer's KV view, for `attention`."""
+        """Write the new tokens' keys and values (T, G, E) to a layer's store. Return its KV view, for `attention`."""
         group, layers = batch.group(layer), batch.stores.layers
         store = self.kv_write(layers[layer], group.slots, k, v)
         if batch.stores.are_kept:
@@ -298,9 +298,9 @@ class Backend(Primitives):
 
     @abstractmethod
     def state_nbytes(self, store: Array) -> int:
-        """Return the bytes that a store of states occupies."""
+        """Return the size of a store of states in bytes."""
 
-    # ---- exchanges between ranks: every rank calls them in the same order, with arrays of the same shape ----
+    # ---- exchanges between ranks: every rank calls them in the same order ----
 
     # The ranks that share the tensors of the model; None if this process has whole tensors.
     group: Ranks | None = None
@@ -312,7 +312,7 @@ class Backend(Primitives):
 
     @exchange
     def all_columns(self, x: Array, n: int) -> Array:
-        """Return (T, n), the columns of x of all ranks, side by side. The last ranks may have fewer columns."""
+        """Return (T, n): the columns of every rank's x, in rank order. The last ranks may have fewer columns."""
         if self.group is None:
             return x
         here, size = self.host(x), self.group.size
@@ -334,7 +334,8 @@ class Backend(Primitives):
 
     # ---- blocks ----
 
-    # The tap, a function of the name and array of each intermediate value. Set only on copies that `observed.py` makes.
+    # The tap: a function that is called with the name and the array of each intermediate value. Set only on the copies
+    # of a backend that `observed.py` makes.
     tap: Callable[[str, Array], None] | None = None
 
     @dispatch
@@ -363,7 +364,8 @@ class Backend(Primitives):
     ) -> tuple[Array, Array, Array]:
         """Split q (T, H*E), k (T, G*E) and v (T, G*E) into heads, and norm and rotate the heads of q and k.
 
-        `norms` are for query heads and for key heads, or None. Queries are rotated by `rope`, keys by `rope.keys`.
+        `norms` is a pair of the norms of query heads and of key heads, or None. Queries are rotated by `rope`, keys by
+        `rope.keys`.
         """
         q, k, v = self.heads(q, head_dim), self.heads(k, head_dim), self.heads(v, head_dim)
         if norms is not None:
@@ -374,7 +376,7 @@ class Backend(Primitives):
     def norm_rope(
         self, x: Array, head_dim: int, norm: RMSNorm | None, rope: Rope | None, positions: Sequence[int]
     ) -> Array:
-        """Split x (T, N) into heads, and norm and rotate them; a norm or rope of None leaves out this step."""
+        """Split x (T, N) into heads, and norm and rotate the heads. If `norm` or `rope` is None, skip its step."""
         x = self.norm(self.heads(x, head_dim), norm)
         return x if rope is None else self.rope(x, rope, positions)
 
@@ -425,7 +427,7 @@ class Backend(Primitives):
 
     @block
     def norm_experts_add(self, x: Array, norm: Norm, experts: Experts, residual: Array | None = None) -> Array:
-        """Return `residual + post_norm(norm_experts(x))`; the default residual is x, and post_norm may be None."""
+        """Return `residual + post_norm(norm_experts(x))`; the default residual is x. post_norm may be None."""
         y = self.norm_experts(x, norm, experts)
         return self.norm_add(y, experts.post_norm, x if residual is None else residual)
 
@@ -485,8 +487,8 @@ class Backend(Primitives):
         """Return the program that runs a model's layers. Called for a new model, and after each change of its layers.
 
         The default program runs the definition op by op. A backend may instead run the definition once with a recorder
-        in place of the backend, and return a faster program made of the recorded steps. `width` is that of the
-        definition's input: D, plus the widths of Gemma 4's per-layer inputs and of the masks of adapters.
+        in place of the backend, and return a faster program made of the recorded steps. `width` is the width of the
+        layers' input: D, plus the widths of Gemma 4's per-layer inputs and of the masks of adapters.
         """
         return OpByOp(self, layers)
 

@@ -17,7 +17,7 @@ import numpy as np
 from mlx_engine.backends.parameters import Array, Native, Token
 from mlx_engine.kernels.cached import cached_property
 
-# Of which tokens a pass returns logits: usually of none for the chunks of a long prompt, except its last chunk.
+# The tokens whose logits a pass returns. For the chunks of a long prompt except the last chunk, usually "none".
 Wanted = Literal["every", "some", "none"]
 
 
@@ -46,7 +46,7 @@ class KVSpan(NamedTuple):
     n_new: int
 
     def slots(self, first: int, last: int, page: int) -> slice | np.ndarray:
-        """Return the slots of positions [first, last), as a slice if they are consecutive."""
+        """Return the slots of positions [first, last), as a slice if they are consecutive. A page has `page` tokens."""
         pages = self.pages[first // page : max(first // page + 1, -(-last // page))]
         start = first % page
         if bool((pages[1:] - pages[:-1] == page).all()):
@@ -58,9 +58,9 @@ class KVSpan(NamedTuple):
 def first_visible(window: int | None, position: int) -> int:
     """Return the first position that the token at `position` attends to.
 
-    A positive window W stands for the last W tokens, including the token itself. A negative window -C, for Llama 4's
-    chunked attention, divides the sequence into chunks of C tokens; a token attends only to its chunk. None stands for
-    all tokens up to the token.
+    With a positive window W, a token attends to the last W tokens, including itself. A negative window -C, for the
+    chunked attention of Llama 4, divides the sequence into chunks of C tokens, and a token attends only to its own
+    chunk. With None, a token attends to all earlier tokens and itself.
     """
     if window is None:
         return 0
@@ -74,7 +74,7 @@ class KVView(NamedTuple):
         store: the layer's KV store, with the keys and values of all sequences.
         page: tokens per page.
         spans: (B,) the page table of each sequence.
-        window: the window of each token (`first_visible`).
+        window: the attention window, see the function `first_visible`.
     """
 
     store: Native
@@ -94,8 +94,8 @@ class StateView(NamedTuple):
         store: the layer's states of all sequences, by slot. The operation writes to the store in place.
         runs: (n, 4) int64, n runs of consecutive rows (tokens) of the pass: first row, number of rows, source slot and
             target slot. A run reads the state before its first row from the source slot, and writes the state after its
-            last row to the target slot, another one. Each later run of a sequence reads the state that the run before
-            it has written.
+            last row to the target slot, which is a different slot. If a sequence has several runs, each later run reads
+            the state that the previous run has written.
     """
 
     store: Native
@@ -106,7 +106,7 @@ class KVGroup(NamedTuple):
     """The page tables and slots that all layers with the same attention window share.
 
     Attributes:
-        window: the window of each token (`first_visible`).
+        window: the attention window, see the function `first_visible`.
         spans: (B,) the page table of each sequence.
         slots: (T,) int64, the slots for keys and values of the new tokens.
     """
@@ -155,13 +155,13 @@ class Batch:
         wanted: (B,) number of each sequence's last tokens whose logits are wanted.
         kv: (B,) the KV cache of each sequence.
         stores: the KV stores of all layers.
-        groups: the groups of layers, by window.
+        groups: one `KVGroup` per attention window.
         runs: (n, 4) int64, see `StateView`. Empty if no layer has a state.
-        best: the number of largest logits of each wanted row that the samplers need; None for all logits. Ranks send
-            each other only these logits; see `Backend.all_best` and `distributed/pipeline.py`.
+        best: the samplers need only this number of each wanted row's largest logits; None: they need all logits. Ranks
+            send each other only the needed logits; see `Backend.all_best` and `distributed/pipeline.py`.
         keeps_hidden: whether the pass sets `hidden`.
-        hidden: (T, D), after the pass, the hidden states of all tokens after the last norm; None if not kept.
-        adapters: (B,) the number of each sequence's adapter, an index of a row of `Adapters.masks`; 0 for none.
+        hidden: set by the pass: the hidden states (T, D) of all tokens after the last norm; None if not kept.
+        adapters: (B,) for each sequence, the row of its adapter in `Adapters.masks`; 0 if it has no adapter.
     """
 
     ids: Sequence[Token]
@@ -187,7 +187,7 @@ class Batch:
 
     @property
     def want(self) -> Wanted:
-        """Of which tokens logits are wanted."""
+        """The tokens whose logits are wanted."""
         return "every" if self.wanted == self.lengths else "some" if any(self.wanted) else "none"
 
     def group(self, layer: int) -> KVGroup:

@@ -40,7 +40,7 @@ def cost_of(name: str, args: tuple[Any, ...], result: Native) -> Cost:
 def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Native) -> Cost:
     """Return the cost of a mixture of experts, or of one of its products.
 
-    The bytes read are exact if the ids of the chosen experts are among the arguments, otherwise an expected value.
+    The number of bytes of a mixture, whose chosen experts are not among the arguments, is an expected value.
     """
     n = len(result)
     nbytes = nbytes_of(args[0]) + nbytes_of(result)
@@ -69,13 +69,13 @@ def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
 
 
 def _slots_nbytes(store: Native, n: int) -> float:
-    """Return the bytes of n slots of a KV store. Return 0 if the store is not one array with its slots in axis -2."""
+    """Return the bytes of n slots of a KV store, whose slots are axis -2. If it is not a 4-D array, return 0."""
     shape = shape_of(store)
     return nbytes_of(store) * n / shape[-2] if len(shape) == 4 else 0.0
 
 
 def flattened(args: Iterable[Any]) -> Iterator[Any]:
-    """Yield the arguments, and in place of each sequence of linear layers or norms, its elements."""
+    """Yield the arguments. If one is a sequence of linear layers or norms, yield its elements instead."""
     for arg in args:
         if isinstance(arg, tuple | list) and arg and isinstance(arg[0], Linear | RMSNorm | LayerNorm):
             yield from arg
@@ -84,7 +84,7 @@ def flattened(args: Iterable[Any]) -> Iterator[Any]:
 
 
 def arrays_of(args: tuple[Any, ...]) -> list[Native]:
-    """Return the arrays among the arguments, weights of linear layers and norms, and biases of linear layers."""
+    """Return the arguments that are arrays, the weights of linear layers and norms, and the biases of linear layers."""
     found: list[Native] = []
     for arg in flattened(args):
         if isinstance(arg, Linear):
@@ -104,7 +104,7 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 
 def nbytes_of(x: Any) -> int:
-    """Return the bytes of an array, of a tuple of arrays, or of a nested list (8 per float); 0 for anything else."""
+    """Return the bytes of an array, a sequence of arrays, or a nested list (8 per float); 0 for anything else."""
     if isinstance(x, tuple | list) and x and hasattr(x[0], "nbytes"):
         return sum(map(nbytes_of, x))
     return int(x.nbytes) if hasattr(x, "nbytes") else 8 * math.prod(shape_of(x)) if isinstance(x, list) else 0

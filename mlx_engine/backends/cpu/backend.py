@@ -121,7 +121,7 @@ class CompiledBackend(SimdBackend):
         return float(out[0])
 
     def prepare(self, weight: Weight) -> Native:
-        """Keep a matrix as it is stored if kernels multiply its type, usually as a view; dequantise other weights."""
+        """Keep a matrix as stored, usually as a view, if kernels multiply its type; dequantise other weights."""
         if len(weight.shape) != 2:
             return np.array(weight.dequantize(), dtype=np.float32)
         weight, shape = in_gguf_order(weight), (weight.shape[0], weight.shape[1])
@@ -139,7 +139,7 @@ class CompiledBackend(SimdBackend):
         self._blocks = {key: block for key, block in self._blocks.items() if linear not in block.linears}
 
     def read_ahead(self) -> None:
-        """Read every memory page of the weights on a background thread, so that the first pass has no page faults."""
+        """Read all memory pages of the weights on a background thread, so that the first pass has fewer page faults."""
         mapped, self._mapped = self._mapped, []
         threading.Thread(target=read_ahead, args=(mapped,), name="mlx_engine-read-ahead", daemon=True).start()
 
@@ -205,7 +205,7 @@ class CompiledBackend(SimdBackend):
         return y
 
     def norm(self, x: Native, norm: Norm | None) -> Native:
-        # NumPy norms heads, (T, H, E).
+        # If x has heads, (T, H, E), the norm runs in NumPy.
         return super().norm(x, norm) if norm is None or x.ndim != 2 else self._norm_add(x, norm, None)
 
     def norm_add(self, x: Native, norm: Norm | None, residual: Native) -> Native:
@@ -260,7 +260,7 @@ class CompiledBackend(SimdBackend):
         return block
 
     def scratch_address(self, n: int) -> int:
-        """Return the address of memory for n floats that all calls share, to avoid the page faults of new memory."""
+        """Return the address of scratch memory for n floats. All calls share it, because new memory has page faults."""
         if self.scratch.size < n:
             self.scratch = aligned(n)
         return address(self.scratch)
@@ -270,7 +270,7 @@ class CompiledBackend(SimdBackend):
 
         Compiled code cannot wake threads, so the flag `ON` keeps workers from parking during the call.
         """
-        self.pool.control[layout.ON] = 1  # before `wake`, so that no worker parks between the two
+        self.pool.control[layout.ON] = 1  # before `wake`, so that no worker parks between `wake` and the call
         try:
             self.pool.shared.wake()
             entry(self.pool.address, *arguments)
@@ -327,7 +327,7 @@ class CompiledBackend(SimdBackend):
         return address(descriptor)
 
     def rope_table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return a cos/sin table of at least `length` positions: the kept table, or a new one if it is too short."""
+        """Return a cos/sin table of at least `length` positions; make a new table only if the kept one is too short."""
         found = self._tables.get(rope)
         if found is None or len(found[0]) < length:
             found = self._tables[rope] = rope_table(rope, range(max(512, 1 << (length - 1).bit_length())))
@@ -433,9 +433,9 @@ class CompiledBackend(SimdBackend):
         return self._gate_rows(KINDS[activation], None, x)
 
     def _gate_rows(self, kind: int, x: Native | None, gate: Native) -> Native:
-        """Return `activation(gate)` (T, N), multiplied by x if x is given.
+        """Return `activation(gate)` (T, N), times x if x is given. For clamped SwiGLU, return its value for gate and x.
 
-        `kind` is the number of the activation in `KINDS`, 0 for the sigmoid, or the number of clamped SwiGLU.
+        `kind` is the number of the activation or of clamped SwiGLU in `KINDS`, or 0 for the sigmoid.
         """
         gate, out = strided_rows(gate), aligned(*gate.shape)
         x = None if x is None else strided_rows(x)
@@ -537,8 +537,9 @@ def _is_multiplied_as_stored(weight: Weight) -> bool:
     return is_format(weight.type.name.lower())
 
 
-# A program begins with the addresses of kernels, an int64 word each. This table has, by word, the kernel and the
-# operation that calls it. Such a kernel is compiled only if a model uses the operation; None: always compiled.
+# A program begins with the addresses of kernels, an int64 word each. This table maps each of these words to the kernel
+# and the operation that calls the kernel. The kernel is compiled only if the model uses the operation. If the operation
+# is None, the kernel is always compiled.
 _CALLED = {
     layout.ENTRY_PROJECT: ("project", None),
     layout.ENTRY_ATTEND: ("attend", None),
@@ -629,7 +630,7 @@ class _Steps:
 
     Attributes:
         words: (number of steps, STEP_WIDTH) the words of each step.
-        ropes: rotary embeddings, by the index of the step that uses them.
+        ropes: maps the index of each step with a rotary embedding to this embedding.
     """
 
     def __init__(self, backend: CompiledBackend, lowered: Lowered, layers: np.ndarray, groups: np.ndarray) -> None:
@@ -681,7 +682,7 @@ class _Steps:
             first = end + 1
 
     def _exchange(self, step: np.ndarray, values: np.ndarray, batch: Batch) -> None:
-        """Run an exchange between ranks: read its input from the program's values, and write its result there."""
+        """Run an exchange between ranks: read its input from `values`, and write its result to `values`."""
         be, n, width = self._backend, len(batch.positions), int(step[layout.ROW_WIDTH])
         n_rows = len(batch.rows) if step[layout.WANTED] else n
         x = cast(Array, values[n * step[layout.A_AT] :][: n_rows * step[layout.A_ROW]].reshape(n_rows, -1))

@@ -23,7 +23,7 @@ from mlx_engine.kernels.cpu.build.library import Library
 # The format of matrices that are float32, or are expanded to float32 when they are loaded.
 FLOAT32 = "float32"
 
-# The numbers of activation functions in descriptors and steps.
+# Maps each activation function, and clamped SwiGLU, to its number in descriptors and steps.
 KINDS: dict[Gating, int] = {
     "silu": layout.SILU, "gelu": layout.GELU, "gelu_erf": layout.GELU_ERF, "relu2": layout.RELU2,
     "clamped_swiglu": layout.CLAMPED_SWIGLU,
@@ -31,7 +31,7 @@ KINDS: dict[Gating, int] = {
 
 
 def address(array: np.ndarray | None) -> int:
-    """Return the address of an array; 0 for None. For a writable array, `array.ctypes.data` takes 4 times as long."""
+    """Return the address of an array; 0 for None. For a writable array, this is 4 times as fast as `ctypes.data`."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):  # None, read-only, empty, or not contiguous
@@ -125,7 +125,7 @@ class Block:
             self._write_panels(matrices, library)
 
     def _write_panels(self, matrices: Sequence[Matrix], library: Library) -> None:
-        """Write the words for products in fixed point: the kernels of quantised matrices, and the tasks."""
+        """Write the words for products in fixed point: kernels of quantised matrices, and tasks of the thread pool."""
         for matrix, row in zip(matrices, self.table(), strict=False):
             if matrix.format != FLOAT32:
                 row[layout.PANEL : layout.WIDTH] = library.panels(matrix.format)
@@ -138,7 +138,7 @@ class Block:
             self.descriptor[layout.FIXED_RECORDS] = library.address("prepare_records")
 
     def _write_chunks(self, matrices: Sequence[Matrix], gated: bool) -> None:
-        """Write the number of rows per chunk. It depends on shapes and formats, not on the number of threads."""
+        """Write the number of rows per chunk. It depends only on the matrices, not on the number of threads."""
         row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
         nbytes = sum(matrix.nbytes for matrix in matrices)
         chunk_bytes = max(layout.CHUNK_BYTES, min(nbytes // layout.LONG_JOB, layout.MOST_CHUNK_BYTES))
@@ -152,7 +152,7 @@ class Block:
 
 
 def write_matrix(descriptor: np.ndarray, matrix: Matrix, library: Library) -> None:
-    """Write a matrix's int64 words: its address, its rows, and the kernels of its format."""
+    """Write a matrix's int64 words: its address, its number of rows, and the kernels of its format."""
     descriptor[layout.WEIGHTS], descriptor[layout.ROWS] = address(matrix.data), matrix.shape[0]
     descriptor[layout.FORMAT : layout.PANEL] = library.format(matrix.format)
 
@@ -188,9 +188,10 @@ def sinks_address(scores: Scores, n_heads: int) -> int:
 
 
 class ExpertBlock:
-    """A mixture of experts, encoded for the kernel `run_experts`; `fixed` is as in `Block`.
+    """A mixture of experts, encoded for the kernel `run_experts`.
 
-    With `adds`, the kernel norms the sum of the experts with `experts.post_norm`, if there is one, and adds a residual.
+    With `adds`, the kernel applies `experts.post_norm`, unless it is None, to the sum of the experts, and adds a
+    residual. With `fixed`, quantised matrices are multiplied in fixed point.
     """
 
     def __init__(

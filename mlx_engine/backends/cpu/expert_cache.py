@@ -9,8 +9,8 @@ waits for the thread only if all chosen experts that it has not multiplied yet a
 
 A pass can hold an expert, which is then not replaced. A pass of few tokens holds every chosen expert until it has been
 multiplied, and a pass of many tokens only the expert that is being multiplied. A pass of many tokens uses nearly all
-experts of each mixture, one after another; missing experts are read into two slots, so that the experts that are used
-most stay in memory.
+experts of each mixture, one after another; missing experts are read into the same two slots, so that the experts that
+are used most stay in memory.
 
 Reads bypass the system's page cache, which would keep a second copy. The thread reads one whole matrix at a time. This
 reaches the peak rate of the disk, because the system splits such a read into many requests.
@@ -44,7 +44,10 @@ PASSAGES = 2
 
 
 class HeldExperts(tuple[Linear, ...]):
-    """One linear layer (gate, up or down) of all experts: views of a mapped file; `ExpertCache` copies `n_slots`."""
+    """One linear layer (gate, up or down) of all experts, as views of a mapped file.
+
+    `ExpertCache` keeps copies of at most `n_slots` experts in memory.
+    """
 
     n_slots: int
 
@@ -73,9 +76,9 @@ class ExpertCache:
         self._blocks.append((block, n_slots))
 
     def renew(self) -> None:
-        """Before a pass, discard an error of a guess that `check` has not raised; after a fork, start a new thread.
+        """Prepare a pass: discard the error of a guessed expert, which `check` has not raised.
 
-        The new thread has no experts in memory.
+        In a forked process, start a new thread instead, without experts in memory.
         """
         if self._process == os.getpid():
             self._reader.take_error()
@@ -85,7 +88,7 @@ class ExpertCache:
             self._start(self._reader.files)
 
     def check(self) -> None:
-        """After a call of the kernels, raise the error of a failed read, if there is one. The next pass reads again."""
+        """After a call of the kernels, raise the error of a failed read, if any. The next pass tries again."""
         error = self._reader.take_error()
         if error is not None:
             raise error.with_traceback(None)
@@ -118,7 +121,7 @@ class _Mixture:
     Attributes:
         state: the words that kernels and the thread share. The arrays `in_memory`, `is_used`, `n_chosen` and
             `is_guessed`, with an element per expert, are views of these words.
-        following: the next mixture, if this one's kernel guesses its experts; else None.
+        following: the next mixture, if the kernel guesses the experts of the next mixture; else None.
         has_many: whether the last pass that used this mixture had many tokens.
         passages: the slots for missing experts in a pass of many tokens.
     """
@@ -147,7 +150,7 @@ class _Mixture:
         self.promised = Promised(self.memory.nbytes)
 
     def begin(self, *, has_many: bool) -> None:
-        """Count the choices of a pass."""
+        """Begin the work for a pass: count its chosen experts, and set `has_many`."""
         n_chosen = self.n_chosen.copy()
         self.residents.count(n_chosen - self._n_counted)
         self._n_counted, self.has_many, self.passages = n_chosen, has_many, []
@@ -199,13 +202,13 @@ class _Reader:
         (self._notes, self._pipe), (self._answers, self._answer) = os.pipe(), os.pipe()
         os.set_blocking(self._answer, False)
         self._system = ctypes.CDLL(None)  # keeps the addresses of its functions valid
-        self._news = select.poll()  # `select.select` takes no descriptor above 1023
+        self._news = select.poll()  # which takes descriptors above 1023, unlike `select.select`
         self._news.register(self._notes, select.POLLIN)
         self._current: _Mixture | None = None
         self._has_guess = self._is_ended = False
 
     def add(self, block: ExpertBlock, n_slots: int) -> None:
-        """Add a mixture. From now on, kernels multiply only those of its experts that this thread has read."""
+        """Add a mixture. From now on, kernels multiply its experts only after this thread has read them."""
         made, before = _Mixture(block, n_slots), self._mixtures[-1] if self._mixtures else None
         for _, range_ in (each for of in made.matrices for each in of):
             self._open(range_)  # now, because the file may be replaced or deleted later
@@ -237,7 +240,7 @@ class _Reader:
                     self._take_notes()
                 else:
                     self._load(*job)
-            except Exception as error:  # even of a bug, because kernels would otherwise wait forever
+            except Exception as error:  # also if it is a bug, because kernels would otherwise wait forever
                 with self._failing:
                     self.error = error
                     for mixture in self._mixtures:
@@ -291,7 +294,7 @@ class _Reader:
         """Return a slot for `expert`: a free one, or that of a dropped expert; None if no expert can be dropped.
 
         In a pass of few tokens, experts in the mask `kept` are not dropped. In a pass of many tokens, only experts in
-        the `PASSAGES` slots are dropped.
+        the slots `passages` of the mixture are dropped.
         """
         residents = mixture.residents
         if (free := residents.free_slot()) is not None:
