@@ -2,7 +2,7 @@
 
 Each step of a program is one backend operation. Returning to Python between steps would take an eighth of the decode
 time, because reading the weights evicts the interpreter from the CPU caches. `mlx_engine/backends/cpu/lowering.py`
-makes the steps. The reference is the same model op by op, which must give the same bits.
+makes the steps. The same model, run op by op, is the reference, and must give the same bits.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _out(values: int, n_tokens: int, step: Any, word: int) -> Any:
 
 @jit
 def _copy(source: int, row: int, numbers: Any, n_rows: int, width: int, out: int, chosen: bool) -> None:
-    """Copy the first n_rows rows, or if `chosen` the rows `numbers[:n_rows]`, to contiguous rows.
+    """Copy n_rows rows to contiguous rows: the rows `numbers[:n_rows]` if `chosen` is true, else the first rows.
 
     The rows of the source are `row` elements apart.
     """
@@ -152,9 +152,9 @@ def _move(source: int, row: int, n_rows: int, width: int, out: int, out_row: int
 
 @jit
 def _head_linear(address: int, project: int, step: Any, n_rows: int, x: int, work: int, out: int) -> None:
-    """Multiply the first K elements of each head with the head's own matrix (N, K), for all rows at a time.
+    """Multiply the first k elements of each head with the head's own matrix (n, k), one head of all rows at a time.
 
-    `work` has space for a head's inputs and products, and the scratch of `project`.
+    `work` has space for the inputs and products of one head, and for the scratch of `project`.
     """
     n_heads, k, n = step[N_HEADS], step[N_KV_HEADS], step[ROW_WIDTH]
     width, blocks = step[A_ROW] // n_heads, words(step[STEP_BLOCK])
@@ -168,7 +168,7 @@ def _head_linear(address: int, project: int, step: Any, n_rows: int, x: int, wor
 
 @jit
 def _join(step: Any, n_rows: int, a: int, b: int, out: int) -> None:
-    """Write n elements of `a` and then m elements of `b` for each head (`layout.py`)."""
+    """For each head, write n elements of `a` and then m elements of `b` (JOIN in `layout.py`)."""
     n_heads, n, m = step[N_HEADS], step[ROW_WIDTH], step[N_KV_HEADS]
     for h in range(n_heads):
         to = out + 4 * h * (n + m)
@@ -267,10 +267,14 @@ def run_steps(
 ) -> None:
     """Run the steps from `first` to before `end` of a program.
 
-    The other arguments are addresses: `address` of the thread pool's control block; `program`, `forward_pass` and
-    `layers` (keys, values and states) of their words (`layout.py`); `values`, a multiple of 64, of the memory of all
-    values; `work` of the scratch memory of `project`, `run_experts` and `_head_linear`; `parts` of the memory for the
-    results of blocks (`attend`).
+    The other arguments are addresses:
+
+    - address: of the thread pool's control block
+    - program, forward_pass: of the words of the program and of the pass (`layout.py`)
+    - layers: of the words of the layers' keys, values and states
+    - values: of the memory of all inputs and outputs of steps; a multiple of 64
+    - work: of scratch memory for `project`, `run_experts` and `_head_linear`
+    - parts: of memory for the results of attention over blocks of keys (`attend`)
     """
     of = words(forward_pass)
     for i in range(first, end):

@@ -17,7 +17,7 @@ from .build.jit import entry, jit
 from .build.memory import floats, words
 from .build.vectors import call_llvm, put, register_lanes
 
-# Number of floats of an accumulator: those of one SIMD register, at least 8.
+# Number of floats of an accumulator: the lanes of one SIMD register, but at least 8.
 LANES = max(8, register_lanes())
 # Number of independent accumulators. Two FMA units with a latency of four cycles need at least 8. The 16 registers of
 # AVX2 must hold all accumulators and two constants.
@@ -28,7 +28,7 @@ CHAINS = 12
 def read_in_order(array: Any) -> int:
     """Read an array of int64s in order; return the exclusive or of all, so that no read is optimised away."""
     mixed = 0
-    # LLVM does not vectorise a loop over the array itself.
+    # This is a loop over indices, because LLVM does not vectorise `for value in array`.
     for i in range(array.size):
         mixed ^= array[i]
     return mixed

@@ -6,9 +6,9 @@
 thread in user space. `memory.py` places every buffer between unmapped pages. A process runs one call at a time; calls
 from other threads wait.
 
-A kernel can be compiled in three builds with different checks. The `seed` chooses the order of threads; the results of
-a correct kernel are bit-identical for every seed, except for atomic sums and products of tensors (`matmul2d`).
-README.md lists the mistakes that the emulator finds, and those that it cannot find.
+A kernel can be compiled in three *builds*, which differ in their checks. The `seed` chooses the order of threads; the
+results of a correct kernel are bit-identical for every seed, except for atomic sums and products of tensors
+(`matmul2d`). README.md lists the mistakes that the emulator finds, and those that it cannot find.
 
 Textures are not supported. In the body of a `metal_kernel`, two more constructs are not supported: copying a structure
 out of device memory, and calling a member function of an object outside the address space `thread`.

@@ -1,7 +1,7 @@
 """Find clang, compile kernels with it, and cache the compiled libraries.
 
-Kernels are linked without libraries, so that no C++ library has to be built or found. They call only functions that the
-process has already loaded: those of the emulator's runtime, and exact functions of the C library, such as `fmodf`.
+Kernels are linked without libraries, so that no C++ library has to be built or found. Kernels call only functions that
+the process has already loaded: those of the emulator's runtime, and exact functions of the C library, such as `fmodf`.
 
 Kernels are compiled for a fixed instruction set per architecture, not for the current processor, so results, findings
 and reported lines are equal on all processors of an architecture. Three rules make results bit-identical on different
@@ -59,14 +59,14 @@ _INSTRUMENTED = (
     *(flag for what in ("func-entry-exit", "atomics") for flag in ("-mllvm", f"-tsan-instrument-{what}=0")),
     *("-mllvm", "-tsan-instrument-read-before-write=1"),
 )
-# -O1 compiles faster than -O2, and kernels run as fast, because most of the time is spent in instrumentation calls. The
-# flag is passed by -Xclang, because zig treats a plain -O1 as -O2.
+# -O1 compiles faster than -O2, and the kernels are not slower, because they spend most of their time in calls of the
+# instrumentation. The flag is passed by -Xclang, because zig treats a plain -O1 as -O2.
 RACES = Build("races", (*_INSTRUMENTED, "-Xclang", "-O1"))
 BUILDS = {build.name: build for build in (SPACES, UNDEFINED, RACES)}
 # The optimiser moves and merges loads. Without it, a fault is reported at the line of a thread's first wrong access.
 UNOPTIMIZED = Build("unoptimized", (*_ALIGNMENT, "-O0"))
-# The builds of `BUILDS` without optimisation, with the same checks. Kernels compile in a tenth of the time and run
-# several times slower.
+# Maps the name of each build to a build with the same checks, but without optimisation. Kernels compile in a tenth of
+# the time and run several times slower.
 QUICK = {
     "spaces": UNOPTIMIZED,
     "undefined": Build("quick-undefined", (*UNDEFINED.flags, "-O0")),
@@ -74,7 +74,7 @@ QUICK = {
 }
 
 
-# The environment variable that chooses another clang: a command or a path, with options if needed.
+# The environment variable that chooses another clang. Its value is a command or a path, and may have options.
 VARIABLE = "MLX_ENGINE_CLANG"
 # The environment variable that chooses another instruction set, to test that results do not depend on this choice. Its
 # value is x86-64-v2, native, or another value of clang's -march. The processor must have the instructions.
@@ -95,8 +95,8 @@ _KERNEL_FLAGS = (
     "-x",
     "c++",
     "-std=c++17",
-    # Without these passes, clang does not move a load to the branch that uses its value. So a load out of bounds is
-    # found even if the branch is not taken.
+    # The -mllvm options switch off passes that move a load into the branch that uses its value. So a load out of bounds
+    # is found even if the branch is not taken.
     *("-O2", "-mllvm", "-instcombine-code-sinking=false", "-mllvm", "-disable-machine-sink"),
     "-fPIC",
     "-fvisibility=hidden",
@@ -138,10 +138,10 @@ _RUNTIME_FLAGS = (
     "-Wall",
     "-Wextra",
 )
-# The flags of the instruction set, by architecture. "haswell" is x86-64-v3, which clang and zig spell differently.
-# Without its half-precision conversions, kernels take twice as long. AVX-512 makes kernels no faster, and changes the
-# lines at which faults are reported. On arm64, atomics must not be calls of library functions, because kernels are
-# linked without libraries.
+# Maps each architecture to the flags of its instruction set. "haswell" is x86-64-v3, which clang and zig spell
+# differently. Without the half-precision conversions of x86-64-v3, kernels take twice as long. AVX-512 makes kernels no
+# faster, and changes the lines at which faults are reported. On arm64, atomics must not be calls of library functions,
+# because kernels are linked without libraries.
 BASELINES = {
     "x86_64": ("-march=haswell",),
     "aarch64": ("-mcpu=generic", "-mno-outline-atomics"),
@@ -219,7 +219,7 @@ def _clang(command: tuple[str, ...]) -> Compiler | str:
 
 @cache
 def _surroundings(*, runtime: bool) -> bytes:
-    """Return a digest of the architecture with the runtime's source (`runtime`) or the headers of kernels."""
+    """Return a digest of the architecture, and of the runtime's source (`runtime`) or else the headers of kernels."""
     digest = hashlib.sha256()
     kernels = [*(_HERE / "include").rglob("*"), _HERE / "runtime" / "abi.h"]
     for file in sorted((_HERE / "runtime").glob("*.[ch]") if runtime else kernels):
@@ -236,7 +236,7 @@ def _architecture() -> str:
 
 
 def _baseline() -> tuple[str, ...]:
-    """Return clang's flags for the instruction set. On an unknown architecture, return none: clang has a default."""
+    """Return clang's flags for the instruction set; no flags, for clang's default, if the architecture is unknown."""
     if chosen := os.environ.get(INSTRUCTIONS):
         is_zig = compiler().command[0].endswith("zig")  # zig writes x86_64_v3 where clang writes x86-64-v3
         return (f"-march={chosen.replace('-', '_') if is_zig else chosen}",)
@@ -276,7 +276,7 @@ def runtime_library() -> Path:
 
 
 # Text with tensors is compiled as C++23: `matmul2d` takes structures as template arguments, and `tensor[i, j]` has
-# several indices. The SLP vectoriser is then off, because Clang 22's fails on loads of bools, such as attention masks.
+# several indices. The SLP vectoriser is then off: Clang 22 fails in it on loads of bools, such as attention masks.
 _TENSORS = re.compile(r"\b(?:tensor_ops|tensor_inline|tensor_handle|cooperative_tensor|d?extents\s*<)")
 
 
@@ -292,7 +292,7 @@ def _language(text: str) -> tuple[str, ...]:
 def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = None) -> Path:
     """Return the path of the compiled library of a translation unit; compile the unit if it is not cached.
 
-    `accept` is called after a compilation; if it raises an error, the unit is not cached.
+    `accept` is called after a compilation; if `accept` raises an error, the library is not cached.
 
     Raises:
         CompileError: clang reports errors; the message has them.
@@ -373,8 +373,8 @@ def _link(items: Sequence[Path], file: Path) -> None:
 
 
 def _digest(text: bytes, flags: Sequence[str]) -> str:
-    # The digest covers the headers' contents but not their path (-I), so that several checkouts share the cache. Empty
-    # text means the runtime.
+    # The digest covers the headers' contents but not their path (-I), so that several checkouts share the cache. If the
+    # text is empty, the digest is that of the runtime.
     used = [flag for flag in flags if not flag.startswith("-I")]
     known = repr((text, used, compiler().version, _surroundings(runtime=not text)))
     return hashlib.sha256(known.encode()).hexdigest()[:24]

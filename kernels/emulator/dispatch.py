@@ -91,10 +91,11 @@ def _bytes_at(address: int, size: int) -> np.ndarray[Any, Any]:
 
 
 POISON = 0xFF  # the byte that fills buffers without an initial value: NaN in every floating type
-# At most this number of bytes of all outputs is checked for races, because each of them takes 88 bytes of memory.
+# All outputs together are checked for races in at most this number of bytes, because the check of a byte takes 88 bytes
+# of memory.
 _WATCHED = 8 << 20
 _WIDEST = 32  # the largest alignment of a Metal type in bytes: that of `long4`
-# In an output larger than _WATCHED, `Run.trace` checks only this number of bytes on each side of the traced byte.
+# With `Run.trace`, this number of bytes on each side of the traced byte is checked in an output larger than _WATCHED.
 _TRACED = 1024
 
 
@@ -113,12 +114,13 @@ class Run:
     trace: tuple[int, int] | None = None  # (output, byte): the last thread that wrote the byte is reported in a note
 
 
-# {number of a buffer: alignment in bytes}, for buffers with wide loads or stores that need more than `Run.alignment`.
+# Maps the number of a buffer to an alignment in bytes, if wide loads or stores in the buffer need more than
+# `Run.alignment`.
 Alignments = dict[int, int]
 
 
 def until_aligned(attempt: Callable[[], R | None]) -> R:
-    """Call `attempt`, which runs a kernel, until it returns a result. None means: repeat with larger alignments."""
+    """Call `attempt`, which runs a kernel, until its result is not None. After None, buffers get larger alignments."""
     with turn:
         while True:
             with pool.lending():
@@ -172,9 +174,9 @@ def dispatch(
 
 
 def misplaced(failed: Sequence[Failed], buffers: Mapping[int, Buffer]) -> Alignments:
-    """Return the alignments that buffers need, if loads or stores were misaligned because their buffers are.
+    """Return larger alignments for the buffers whose misaligned start has made loads or stores misaligned.
 
-    The start of a buffer that ends exactly at unmapped memory may be misaligned. A misaligned load or store in this
+    If a buffer ends exactly at unmapped memory, its start may be misaligned. A misaligned load or store in such a
     buffer is not the kernel's mistake, because MLX aligns the start of its buffers for every type.
     """
     needs: Alignments = {}
@@ -258,7 +260,7 @@ def note(statistics: Statistics, failed: Sequence[Failed]) -> None:
     statistics.writer = writers[0] if writers else None
 
 
-# Values of `MemoryFaultError.seen` by kind; all other kinds are seen "at once".
+# Maps a kind of failure to the value of `MemoryFaultError.seen`. The value of kinds that are not listed is "at once".
 _SEEN: dict[Failure, Literal["afterwards", "exactly"]] = {
     Failure.THREADGROUP_CANARY: "afterwards",
     Failure.BOUNDS: "exactly",
@@ -266,7 +268,7 @@ _SEEN: dict[Failure, Literal["afterwards", "exactly"]] = {
 
 
 def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tuple[str, Buffer]]) -> None:
-    """Raise an error if there are mistakes. The most severe one begins the message and determines the error's class."""
+    """Raise an error if there are mistakes. The most severe mistake determines its class, and begins its message."""
     wrong = [one for one in failed if not one.kind.is_note]
     wrong.sort(key=lambda one: severity(one.finding))
     found = [one.finding for one in wrong]
@@ -288,9 +290,10 @@ def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tupl
 def located(fault: MemoryFaultError, repeat: Callable[[str], object]) -> MemoryFaultError:
     """Repeat a run that has faulted, to find the exact line. Return the new fault, or `fault` if there is none.
 
-    If the fault was seen "afterwards", repeat the run in the build "races", which checks every access; if "at once",
-    in the build without optimisation, so that the line is the same on all machines. A fault that was seen "exactly" is
-    returned as it is. `repeat` runs the kernel in the build with the given name, without a trace.
+    If the fault was seen "afterwards", repeat the run in the build "races", which checks every access. If it was seen
+    "at once", repeat the run in the build without optimisation, so that the line is the same on all machines. A fault
+    that was seen "exactly" is returned as it is. `repeat` runs the kernel in the build with the given name, without
+    `Run.trace`.
     """
     if fault.seen == "exactly":
         return fault

@@ -11,8 +11,8 @@ class EmulatorError(Exception):
     """The base class of all errors of a kernel or its call.
 
     Attributes:
-        findings: all mistakes of the run; the message begins with the first. Empty if the kernel did not run, and for
-            an OrderError, which compares two runs.
+        findings: all mistakes of the run; the message begins with the first one. There are none if the kernel did not
+            run, and in an OrderError, which compares two runs.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -50,7 +50,7 @@ class ConvergenceError(EmulatorError):
 
 
 class UndefinedBehaviorError(EmulatorError):
-    """A thread executed undefined behaviour: signed overflow, a wrong shift, alignment, division or cast."""
+    """A thread executed undefined behaviour: signed overflow, or a wrong index, shift, division, alignment, or cast."""
 
 
 class TensorError(EmulatorError):
@@ -73,11 +73,11 @@ class OrderError(EmulatorError):
 
 
 def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -> EmulatorError:
-    """Return the error of a run in the build `build`, or its cause: an index beyond a private array.
+    """Return `error`, or the error that caused it: an index beyond a private array. `build` is the build of the run.
 
     Only the build "undefined" checks indices of private arrays (variables of a thread). In other builds, a write beyond
-    a private array damages other variables, and `error` may be a consequence. So repeat the run in "undefined";
-    `repeat` takes the name of a build.
+    a private array damages other variables, and `error` may be a consequence. So the run is repeated in "undefined".
+    `repeat` runs the kernel in the build with the given name.
     """
     if build == "undefined" or not error.findings or isinstance(error, HangError | RaceError):
         return error
@@ -142,7 +142,7 @@ def severity(finding: Finding | None) -> int:
 
 
 def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings, merging those of the same kind at the same line; without a line, those of the same text."""
+    """Return the findings, merging those of one kind at one line, or of one kind and text if the line is unknown."""
     first: dict[object, Finding] = {}
     for one in findings:
         other = one.other and (one.other.file, one.other.line)

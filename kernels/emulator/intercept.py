@@ -21,7 +21,11 @@ from .kernel import MetalKernel, check_switches, metal_kernel
 
 
 class PretendedGPU(mx.Device):
-    """MLX's CPU device with a GPU's name and type. It equals both types, because `emulate` sets `mx.gpu = mx.cpu`."""
+    """MLX's CPU device with a GPU's name and type.
+
+    Programs compare a device with `mx.gpu`, which `emulate` sets to `mx.cpu`, or with the type of a GPU. This device
+    equals both.
+    """
 
     def __init__(self) -> None:
         super().__init__(mx.cpu)
@@ -66,7 +70,7 @@ class Calls:
         made: the names of all kernels that were created.
         calls: the calls without a mistake, in order.
         findings: the errors of kernels and calls with mistakes, including errors that the program caught.
-        notes: possible mistakes, by the kernel's name.
+        notes: maps the name of each kernel with possible mistakes to these mistakes.
     """
 
     made: list[str] = field(default_factory=list)
@@ -88,10 +92,10 @@ def emulate(
     """Within this context, replace `mx.fast.metal_kernel` in the whole process: its kernels run in the emulator.
 
     Each call of such a kernel runs once per build and seed, but in the build "races" only once. The call raises an
-    error at the first run with mistakes. It also raises an error if the results of two runs differ; atomic outputs are
-    not compared. `mx.compile` is switched off, so compiled functions run op by op. Kernels made before the context, for
-    instance by a module that is already imported, are not emulated: import such modules within the context. Kernels
-    made within the context stay emulated after it.
+    error at the first run with mistakes. It also raises an error if the results of two runs differ, except for kernels
+    with `atomic_outputs`. `mx.compile` is switched off, so compiled functions run op by op. Kernels made before the
+    context, for instance by a module that is already imported, are not emulated: import such modules within the
+    context. Kernels made within the context stay emulated after it.
 
     Args:
         builds: any of "spaces", "undefined" and "races"; see `MetalKernel.__call__`.
@@ -223,7 +227,7 @@ class CheckedKernel:
                 f"kernel '{self.name}': {place} is {one[at].item()} with seed {first[0]}, {two[at].item()} with seed "
                 f"{other[0]}\n  the result depends on the order of threads\n{self._writer(given, name, one, at)}"
                 "  write each element from one thread, put a barrier between threads that share memory, and initialise "
-                "what atomics add to"
+                "the memory to which atomics add"
             )
 
     def _writer(self, given: dict[str, Any], name: str, array: mx.array, at: tuple[int, ...]) -> str:
@@ -308,7 +312,7 @@ def _uncompiled() -> Iterator[None]:
 
 
 def _compiles() -> bool:
-    """Return whether `mx.compile` is on. MLX does not report this, so compile a function and test for values in it."""
+    """Return whether `mx.compile` is on, by compiling a function. If it is on, the function's argument has no value."""
     has_values = []
 
     def look(x: mx.array) -> mx.array:

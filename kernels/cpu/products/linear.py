@@ -1,4 +1,4 @@
-"""Linear layers: choose a kernel and run the job of a block, the matrices that share an input.
+"""Linear layers: run a block, the matrices that share an input, as a job of the thread pool.
 
 A few input rows are multiplied with weight rows as they are stored (`gemv.py`), more input rows with expanded weight
 rows (`gemm.py`). Both give the same bits. With activations in fixed point (`--activations i16`), quantised matrices are
@@ -72,10 +72,10 @@ from .linear_job import (
 )
 from .norms import norm
 
-# About the most input rows of a chunk of gemm in fixed point (measured).
+# A chunk of gemm in fixed point has at most about this number of input rows (measured).
 _FIXED_TOKENS = 256
 _row = jit(input_row)
-# Bytes of a cache line. A SIMD vector that begins at a multiple of this number is loaded by one access.
+# Bytes of a cache line. A SIMD vector whose address is a multiple of this number is loaded by one access.
 _LINE = 4 * LANES
 
 
@@ -90,7 +90,8 @@ def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int,
         source = scratch_of(control, control[THREADS])
         norm(floats(x), 0, b[K], b[NORM_WEIGHT], b[NORM_BIAS], np.float32(number(b[NORM_EPS])), floats(source), 0)
     job[X], job[Y], job[RESIDUAL] = source, y, residual
-    # Each chunk reads all panels from the L2 cache, one stretch at a time. Larger chunks read them less often.
+    # Each chunk reads all panels from the L2 cache, STRETCH columns at a time. If chunks are larger, panels are read
+    # less often.
     job[HEIGHT] = b[CHUNK_GEMV] if n_tokens == 1 else b[CHUNK_GEMV] * ceil_div(b[K], STRETCH)
     _run_stored(control, b, b[TASK_GEMV])
 
@@ -175,7 +176,7 @@ def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, 
 
 @jit
 def _keep(job: Any, b: Any, is_fixed: bool) -> None:
-    """Set ROWS of some matrices to 0 in the job: only those in fixed point, or only the others, are then multiplied."""
+    """Keep in the job the matrices in fixed point (`is_fixed`) or all others; set ROWS of the remaining ones to 0."""
     for at in range(TABLE, TABLE + b[MATRICES] * WIDTH, WIDTH):
         job[at + ROWS] = b[at + ROWS] if (b[at + PANEL] != 0) == is_fixed else 0
 
@@ -210,7 +211,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
     for i in range(TABLE + b[MATRICES] * WIDTH):
         job[i] = b[i]
     job[T] = n_tokens
-    # A norm of the output needs complete rows, so it follows the job, and the residual is added after it.
+    # A norm of the output needs complete rows, so `_norm_add` follows the job, and also adds the residual.
     added = residual if b[POST_NORM_WEIGHT] == 0 else 0
     if b[FIXED] != 0:
         _keep(job, b, True)

@@ -1,4 +1,4 @@
-"""Jobs of linear layers: the words of a job, the rows of a chunk, and bias, activation and residual."""
+"""Jobs of linear layers: the words (int64) of a job, the rows of a chunk, and bias, activation and residual."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ X, STRIDE, T, Y, RESIDUAL, HEIGHT, WAYS, PIECES, SPAN = range(OWN, OWN + 9)
 
 @jit
 def gates(job: Any) -> Any:
-    """Return whether the block is a gate matrix and an up matrix, whose products are combined."""
+    """Return whether the job's matrices are a gate matrix and an up matrix, whose products are combined."""
     return job[ACTIVATION] != 0 and job[MATRICES] == 2
 
 
@@ -45,7 +45,10 @@ def ceil_div(n: int, by: int) -> int:
 
 @jit
 def number_chunks(job: Any) -> int:
-    """Write the index of each matrix's first chunk to CHUNK; return the count of chunks. Gate and up share chunks."""
+    """Write the number of each matrix's first chunk to its word CHUNK; return the number of chunks of the job.
+
+    A gate matrix and its up matrix share their chunks.
+    """
     chunks = 0
     for m in range(job[MATRICES]):
         at = TABLE + m * WIDTH
@@ -82,10 +85,11 @@ def gate_row(job: Any, m: int, first: int, n: int, products: Any, at: int, apart
 
 @jit
 def put_ranges(job: Any, m: int, first: int, n: int, apart: int, products: Any, size: int) -> None:
-    """Write the products of all tokens with n rows of each range, from the range's row `first` on.
+    """Call `put_row` for every token and n rows of each range, from the range's row `first` on.
 
-    `products` are (T, 4, size), where size is at least n. Range `way` begins at row `way * apart` of the matrix. With a
-    gate, the first two of the four are ranges of the gate matrix, the last two the same ranges of the up matrix.
+    `products` are (T, 4, size): 4 is the number of ranges, and size is at least n. Range `way` begins at row
+    `way * apart` of the matrix. With a gate, the first two ranges are of the gate matrix, and the last two are the same
+    ranges of the up matrix.
     """
     for t in range(job[T]):
         for way in range(job[WAYS]):

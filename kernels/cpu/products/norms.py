@@ -74,7 +74,7 @@ def norm_rotate(
     x: Any, at: int, n_heads: int, width: int, weight: Any, eps: Any, cos: Any, sin: Any, row: int, out: Any, to: int,
     step: int,
 ) -> None:  # fmt: skip
-    """Norm (if eps >= 0) and rotate the heads of one token; heads of the output are `step` elements apart."""
+    """Norm (if eps >= 0) and rotate one token's heads, which are `width` elements apart in x, and `step` in out."""
     for h in range(n_heads):
         source, target = at + h * width, to + h * step
         if eps >= 0:
@@ -84,7 +84,7 @@ def norm_rotate(
             rotate(x, source, width // 2, cos, sin, row, out, target)
 
 
-# ---- norm rows, add rows, or both, as `Backend.norm_add` (`mlx_engine/backends/base.py`) defines it ----
+# ---- `Backend.norm_add` (`mlx_engine/backends/base.py`): norm rows, add a residual, or both ----
 
 
 @jit
@@ -100,7 +100,7 @@ def norm_add(address: int, of: int, n_rows: int, width: int, x: int, residual: i
 
     `of` is the address of the norm's three words: the address of its weight, its epsilon (bits of a float64), and the
     address of its bias (0 for an RMS norm). If `of` is 0, there is no norm. `x`, `residual` (or 0) and `out` are
-    addresses of rows (n_rows, width); `out` is neither `x` nor `residual`. `address` is not used.
+    addresses of rows (n_rows, width); `out` must be neither `x` nor `residual`. `address` is not used.
     """
     y, added = floats(out), floats(residual)
     if of != 0:

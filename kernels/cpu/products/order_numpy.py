@@ -19,9 +19,10 @@ Floats = NDArray[np.float32]
 def fma(a: Floats, b: Floats, c: Floats | np.float32) -> Floats:
     """Return `a * b + c`, rounded once.
 
-    The product is exact in float64. The sum, if inexact, is rounded to odd: to that adjacent float64 whose last bit is
-    1. Rounding the result to float32 then gives the correctly rounded sum, because float64 has at least two more bits
-    than float32 (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    The product is exact in float64. If the sum is not exact, it is rounded to odd: of the two adjacent float64s, the
+    one whose last bit is 1 is taken. Rounding the result to float32 then gives the correctly rounded sum, because
+    float64 has at least two more bits than float32 (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums",
+    2008).
     """
     product, addend = np.multiply(a, b, dtype=np.float64), np.asarray(c, dtype=np.float64)
     total = np.asarray(product + addend)
@@ -98,10 +99,11 @@ def attend(
     Args:
         q: (T, H, E).
         kv: (2, G, S, E): keys, then values, from position 0 on.
-        window: number of latest tokens that a query attends to; 0 means all; -C means the tokens of its own chunk of C.
+        window: number of latest tokens that a query attends to; 0 means all. With -C, positions are cut into chunks of
+            C tokens, and a query attends only to the tokens of its chunk.
         scale: factor of the scores.
         softcap: the cap of the scores; 0 means none.
-        sinks: (H,), one more score for each query head, without a value.
+        sinks: (H,), an additional score for each query head, which has no value.
     """
     (n_tokens, n_heads, width), n_kv_heads = q.shape, kv.shape[1]
     out = np.empty_like(q)
@@ -122,7 +124,7 @@ def _attend_token(
     """Return (H, E) attention of one token over keys [begin, end); q is (G, H / G, 1, E), kv (2, G, 1, S, E).
 
     `factors` are (scale, inner): a score is `scale * tanh(inner * dot)`, or `scale * dot` if inner is 0. Scores and
-    sinks, (G, H / G), include the factor 1 / ln 2, because the weight of a score is a power of 2.
+    sinks, (G, H / G), include the factor 1 / ln 2, because weights are computed as `2**score`.
     """
     scale, inner = factors
     largest = np.full(q.shape[:2], -np.inf, dtype=np.float32)
@@ -140,7 +142,7 @@ def _attend_token(
         by_lane = np.zeros((*q.shape[:2], LANES), dtype=np.float32)
         for j in range(0, BLOCK, LANES):
             by_lane = by_lane + places[..., j : j + LANES]
-        # Join with the previous blocks.
+        # Add the sums of this block to those of the previous blocks.
         joined = np.maximum(largest, found)
         old, new = exp2_below(largest - joined), exp2_below(found - joined)
         sums = fma(sum_weighted(weights, kv[1][..., seen, :]), new[..., None], sums * old[..., None])

@@ -30,7 +30,7 @@ _doubles = Vector(types.float64, _VECTOR)
 
 @intrinsic
 def splat(typing: Any, scalar: Any) -> Any:
-    """Return a float64 in every lane."""
+    """Return a vector with the float64 in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return everywhere(builder, args[0])
@@ -40,7 +40,7 @@ def splat(typing: Any, scalar: Any) -> Any:
 
 @intrinsic
 def widen(typing: Any, a: Any) -> Any:
-    """Return a float32 vector as float64."""
+    """Convert a float32 vector to float64."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fpext(args[0], _VECTOR)

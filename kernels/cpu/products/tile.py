@@ -10,13 +10,15 @@ This is the order of summation of the float32 dot products of linear layers and 
 
 A tile multiplies several rows with several input vectors (below: vectors). Each pair of a row and a vector has its own
 16 sums, in one register of 16 lanes. With registers of 8 or 4 lanes, a tile makes two or four *sweeps* over its
-columns, each for a half or a quarter of the sums. So the order allows any shape of a tile. The shape is chosen by the
-number of registers: enough independent sums to hide the latency of multiply-adds, few enough to stay in registers.
+columns, each for a half or a quarter of the sums. Because pairs do not share sums, the shape of a tile does not change
+the order. The shape is chosen by the number of registers: enough independent sums to hide the latency of multiply-adds,
+few enough to stay in registers.
 
-Expanded rows and vectors of n columns are stored in parts, (16 / PART, n / 16, PART): with AVX2 two parts, one for each
-sweep, otherwise one. With AVX2 and columns in their original order, products took 3 to 10 % longer, because the first
-sweep used half of each cache line that it loaded. The two sweeps of AVX2 are separate calls, and the first one writes
-its sums to memory, so that the same sweep of several tiles uses rows while these are in the L1 cache (`gemm.py`).
+Expanded rows and vectors of n columns are stored in parts, (16 / PART, n / 16, PART). With AVX2 there are two parts,
+one for each sweep, otherwise there is one. With AVX2 and columns in their original order, products took 3 to 10 %
+longer, because the first sweep used half of each cache line that it loaded. With AVX2, the two sweeps are separate
+calls, and the first one writes its sums to memory. So `gemm.py` can run the same sweep of several tiles while their
+rows are in the L1 cache.
 """
 
 from __future__ import annotations
@@ -36,18 +38,18 @@ from ..build.vectors import PART, call_llvm, element_address, everywhere, fold, 
 
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
-# By lanes of a register: the most vectors of a tile, and the number of registers for the sums of `weighted_of`. AVX-512
-# and NEON have 32 registers, AVX2 has 16; loaded elements need the other registers.
+# Both map the number of lanes of a register: _VECTORS to the most vectors of a tile, _SUMS to the number of registers
+# for the sums of `weighted_of`. AVX-512 and NEON have 32 registers, AVX2 has 16; loaded elements need the other ones.
 _VECTORS = {16: 6, 8: 3, 4: 6}
 _SUMS = {16: 24, 8: 12, 4: 24}
-# The same as _SUMS for rows that are not float32, where a scale and a converted element need two more registers.
+# The same as _SUMS, for rows that are not float32: a scale and a converted element need two more registers.
 _SUMS_OF_WIDENED = {16: 16, 8: 8, 4: 16}
 # The most vectors of a tile on any processor.
 MOST_VECTORS = max(_VECTORS.values())
-# A row or a vector of a tile, as a function that generates the load of one register of floats, given the first column.
+# A row or a vector of a tile: a function that gets a column, and generates the load of a register of floats from it on.
 Operand = Callable[[Any], Any]
-# A type of stored rows, as a function that generates the load of one register of floats, given a builder, the address
-# of a row (a pointer to bytes), the first column, and the type of the register.
+# A type of stored rows: a function that generates the load of one register of floats. Its arguments are a builder, the
+# address of a row (a pointer to bytes), the first column, and the type of the register.
 Read = Callable[[Any, Any, Any, Any], Any]
 # The most floats of sums that one tile keeps between two sweeps.
 KEPT = TILE_ROWS * _VECTORS[8] * PART
@@ -105,7 +107,7 @@ def _for_steps(
 ) -> None:  # fmt: skip
     """Generate an unrolled loop of `body(i)` for i = 0, step, 2 step, ... < n; n is a multiple of step.
 
-    Each iteration begins with `begin(i, count)`, where `count` bodies follow.
+    Each iteration begins with `begin(i, count)`, where `count` is the number of bodies in the iteration.
     """
     size = step * unrolled
     whole = builder.and_(n, ir.Constant(_I64, -size))
@@ -120,7 +122,7 @@ def _for_steps(
 
 
 def _add_sweeps(builder: Any, sweeps: list[list[Any]]) -> list[Any]:
-    """Add halves of the 16 sums to halves, as long as the halves are in different sweeps; `_fours` adds the rest."""
+    """Add the second half of the sweeps to the first until one remains; `_fours` adds the lanes of its registers."""
     while len(sweeps) > 1:
         half = len(sweeps) // 2
         pairs = zip(sweeps[:half], sweeps[half:], strict=True)
@@ -225,9 +227,9 @@ def _sweep(
 ) -> list[Any]:  # fmt: skip
     """Return one register of sums for each pair of a row and a vector; the pairs of the first vector come first.
 
-    For each LANES columns prefetch the cache line at each pointer of `after`, and advance the pointer by `step` bytes.
-    Iterations begin with their prefetches. If these were between the steps, LLVM would write sums to the stack
-    (AVX-512, six vectors).
+    For each 16 columns, prefetch the cache line at each pointer of `after`, and advance the pointer by `step` bytes.
+    An iteration of the loop begins with all its prefetches. If prefetches were between its steps, LLVM would write sums
+    to the stack (AVX-512, six vectors).
     """
     (sums,) = _sweep_parts(builder, [(rows, vectors)], n, after, step)
     return sums
@@ -236,7 +238,7 @@ def _sweep(
 def _sweep_parts(
     builder: Any, parts: list[tuple[list[Operand], list[Operand]]], n: Any, after: Sequence[Any], step: Any
 ) -> list[list[Any]]:
-    """Make one sweep over several parts of the lanes of rows and vectors; return the sums of `_sweep` for each part."""
+    """Sweep several parts of the 16 lanes in one loop over the columns; return for each part the sums of `_sweep`."""
     kind = ir.VectorType(_F32, register_lanes())
     all_sums = [_zeros(builder, kind, len(rows) * len(vectors)) for rows, vectors in parts]
 
@@ -305,10 +307,10 @@ def add_dots(
 
     There are at most `tile_vectors()` vectors. Row r begins at element `at + r * w_row` of w, and vector t at element
     `x_at + t * x_row` of x. Both have n columns, a multiple of 16 and at most STRETCH. With AVX2 w and x are the last
-    parts of rows and vectors, and `keep_dots` has written the sums of the first parts to `kept`; otherwise rows are
-    whole and `kept` is not used.
+    parts of rows and vectors, and `keep_dots` has written the sums of the first parts to `kept`. Without AVX2, w and x
+    are whole rows and vectors, and `kept` is not used.
 
-    While it multiplies, the tile prefetches `n / 16 * step` bytes at address `ahead`, a line for each 16 columns.
+    For each 16 columns, the tile prefetches one cache line: at address `ahead`, then at `ahead + step`, and so on.
     """
     if n_vectors == 1:
         _add_1(w, at, w_row, x, x_at, x_row, n, kept, kept_at, y, y_at, y_row, ahead, step)
@@ -344,11 +346,11 @@ def dots_of(read: Read, size: int) -> Any:
     """Make the kernel that writes the dot products of stored rows and a tile of vectors.
 
     The kernel writes `dot(row r, vector t of x)` to `y[y_at + t * y_row + r]`, for n_rows rows and up to
-    `tile_vectors()` vectors, in the order of `add_dots`; up to three more products may be written after the last row's.
-    Rows are `w_row` bytes apart from address w on; vector t begins at element `x_at + t * x_row` of x. Both have n
-    columns, a multiple of 16 and at most STRETCH. Each element is converted to float32 in a register, once for all
-    vectors; 32 elements are `size` bytes. If `ahead` is not 0, the kernel prefetches rows that are `ahead` bytes later,
-    and a second array at address `also` at the offsets of the current rows.
+    `tile_vectors()` vectors, in the order of `add_dots`. Up to three elements after the last row's product are
+    overwritten. Rows are `w_row` bytes apart from address w on; vector t begins at element `x_at + t * x_row` of x.
+    Both have n columns, a multiple of 16 and at most STRETCH. Each element is converted to float32 in a register, once
+    for all vectors; 32 elements are `size` bytes. If `ahead` is not 0, the kernel prefetches rows that are `ahead`
+    bytes later, and a second array at address `also` at the offsets of the current rows.
     """
     widens = size < 4 * 32
 
@@ -400,8 +402,8 @@ def dots_of(read: Read, size: int) -> Any:
 def _for_tiles(builder: Any, n_rows: Any, w_row: Any, tile: Callable[[Any, Any], None]) -> None:
     """Generate `tile(first row, bytes between rows)` for all rows, four at a time.
 
-    If fewer than four rows are left, each of them is a tile of its own, repeated four times, because memory after the
-    last row may not be readable.
+    If fewer than four rows are left, a tile for each of them reads this row four times, because memory after the last
+    row may not be readable.
     """
     zero, four = ir.Constant(_I64, 0), ir.Constant(_I64, TILE_ROWS)
     place = cgutils.alloca_once_value(builder, zero)
@@ -447,10 +449,11 @@ def _lanes_of(builder: Any, read: Read, rows: list[Any], first: int) -> list[Ope
 def _sums_of_lanes(
     builder: Any, read: Read, rows: list[Any], vectors: list[Any], n: Any, after: list[Any]
 ) -> list[Any]:  # fmt: skip
-    """Return the sums of four stored rows and some vectors, in the order of `_sweep`, by a sweep per register of lanes.
+    """Return the sums of four stored rows and some vectors, in the order of `_sweep`.
 
-    In the last of several sweeps, the rows are in the L1 cache already, so this sweep prefetches the next rows,
-    `after`. A single sweep does not prefetch, because it would become a tenth slower.
+    Each sweep sums as many of the 16 lanes as a register has. In the last of several sweeps, the rows are in the L1
+    cache already, so this sweep prefetches the next rows, `after`. A single sweep (AVX-512) does not prefetch, because
+    it would become a tenth slower.
     """
     width, line, sweeps = register_lanes(), ir.Constant(_I64, LINE_BYTES), []
     for first in range(0, LANES, width):
@@ -462,11 +465,11 @@ def _sums_of_lanes(
 def _sums_of_rows(
     builder: Any, read: Read, size: int, rows: list[Any], vectors: list[Any], n: Any, after: list[Any]
 ) -> list[Any]:  # fmt: skip
-    """Return what `_sums_of_lanes` returns. A sweep is for all 16 lanes: of four rows, with AVX2 of two rows.
+    """Return what `_sums_of_lanes` returns, by sweeps over all 16 lanes of four rows, or with AVX2 of two rows.
 
-    So the scale of a Q8_0 block is converted once, which saves a tenth of the time with AVX2. With NEON this function
-    is not used, because it would load each vector again for every row. The sweeps prefetch four rows at each pointer of
-    `after`, a few lines at a time; with bursts of prefetches, attention would take 5 % longer.
+    So the scale of a Q8_0 block is converted once, not once per sweep, which saves a tenth of the time with AVX2. With
+    NEON this function is not used, because it would load each vector again for every row. The sweeps prefetch four rows
+    at each pointer of `after`, a few lines at a time; with bursts of prefetches, attention would take 5 % longer.
     """
     starts = range(0, LANES, register_lanes())
     count = TILE_ROWS // len(starts)
@@ -484,11 +487,11 @@ def _sums_of_rows(
 def weighted_of(read: Read, *, widens: bool) -> Any:
     """Make the kernel that writes weighted sums of stored rows.
 
-    The kernel writes sum q of element e, for up to `tile_vectors()` sums, to `y[y_at + q * y_row + e]`. The sum begins
-    with zero, or with the value in y if `more` is not 0, and continues for j = 0 ... n - 1 by
-    `sum = fma(weights[w_at + q * w_row + j], element e of row j, sum)`. Rows are `row` bytes apart from address `rows`
-    on, and have a multiple of 16 elements. Each element is converted to float32 in a register, once for all sums;
-    `widens` is False if rows are float32.
+    There are up to `tile_vectors()` weighted sums of the same n rows. The kernel writes element e of sum q to
+    `y[y_at + q * y_row + e]`. This element begins with zero, or with the value in y if `more` is not 0, and continues
+    for j = 0 ... n - 1 by `sum = fma(weights[w_at + q * w_row + j], element e of row j, sum)`. Rows are `row` bytes
+    apart from address `rows` on, and have `size` elements, a multiple of 16. Each element is converted to float32 in a
+    register, once for all sums; `widens` is False if rows are float32.
     """
 
     @intrinsic
@@ -530,8 +533,8 @@ def _sum_rows(
 ) -> None:  # fmt: skip
     """Write the weighted sums of n rows; `element(j, e)` generates the load of a register of row j from element e on.
 
-    The registers of a row are processed in groups: first groups as large as `most` sums allow, then groups half as
-    large, and so on, for the rest of the row.
+    A row is processed in groups of registers: of 8, or fewer if the sums would need more than `most` registers. Groups
+    half as large, and so on, process the rest of the row.
     """
     width, first, together = register_lanes(), ir.Constant(_I64, 0), 8
     while together > 1 and together * len(targets) > most:

@@ -2,7 +2,8 @@
 
 Each channel is summed separately, from the oldest input to the newest, so the bits do not depend on the number of
 tokens in a pass. A *run* is consecutive rows of one sequence. A state slot has the last `taps - 1` inputs of a
-sequence: the source slot those before the run, the target slot those at the end of the run.
+sequence. A run reads the inputs before its first row from its source slot, and writes the last inputs up to its end to
+its target slot.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ..products.activations import activate, gated, silu
 # Words of a job, most of them arguments of `short_conv`. SPAN is the number of channels in a chunk, a thread's unit of
 # work. In a job of `gate_span`, BEFORE is the address of the gate, and KIND its activation function (0: sigmoid).
 X, X_ROW, BEFORE, BEFORE_ROW, AFTER, AFTER_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, SPAN, ROWS, WIDTH, KIND = range(15)
-# Number of channels in a chunk of a convolution of more than SMALL_BATCH tokens; number of tokens in a chunk of a gate.
+# CHANNELS: channels per chunk of a convolution with more than SMALL_BATCH tokens. TOKENS: tokens per chunk of a gate.
 CHANNELS, TOKENS = 128, 32
 
 
@@ -48,7 +49,7 @@ def _input(job: Any, x: Any, before: Any, row: int, c: int) -> Any:
 
 @jit
 def _channels(job: Any, block: Any, a: Any, c: int) -> None:
-    """Compute 16 channels, from c on, of the run with the words `a`; write the last inputs to the target slot."""
+    """Compute 16 channels, from c on, of a run; `a` has the run's words. Write the last inputs to the target slot."""
     taps, n_channels = block[CONV_TAPS], block[CONV_CHANNELS]
     x, before, after = floats(job[X]), floats(job[BEFORE]), floats(job[AFTER])
     weight, out, states = floats(block[CONV_WEIGHT]), floats(job[OUT]), floats(job[STORE])
@@ -97,7 +98,7 @@ def short_conv(
     """Write `out = after * f(convolution(before * x) + bias)` for `n_rows` = T rows; f is SiLU if CONV_SILU is set.
 
     `address` is that of the thread pool's control block, `block` that of the convolution's words (`layout.py`). C, the
-    number of channels, is a multiple of 16. The other arguments are, with `..._row` elements from row to row:
+    number of channels, is a multiple of 16. An argument `..._row` is the distance in elements from row to row.
 
     - x: address of the input. before, after: addresses of the gates of the input and of the output, or 0
     - states: address of the states, (slots, taps - 1, C). runs: address of the runs, int64 (n_runs, RUN_WIDTH)
@@ -131,11 +132,11 @@ def gate_span(job: Any, chunk: int, scratch: int) -> None:
 def gate_rows(
     address: int, task: int, kind: int, n_rows: int, width: int, x: int, x_row: int, gate: int, gate_row: int, out: int
 ) -> None:
-    """Write `x * f(gate)`, or if x is 0 `f(gate)`, to contiguous rows (n_rows, width) at address `out`.
+    """Write `x * f(gate)`, or `f(gate)` if x is 0, to contiguous rows (n_rows, width) at address `out`.
 
     `address` is that of the thread pool's control block, `task` that of `gate_span`. x and `gate` are addresses, with
-    `x_row` and `gate_row` elements from row to row. `kind` is 0 for the sigmoid (not if x is 0), or the number of an
-    activation function (`layout.py`). `width` is a multiple of 16.
+    `x_row` and `gate_row` elements from row to row. `kind` is the number of an activation function (`layout.py`), or 0
+    for the sigmoid, which is implemented only with x. `width` is a multiple of 16.
     """
     control = words(address)
     job = control[JOB:]

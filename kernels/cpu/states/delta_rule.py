@@ -86,10 +86,11 @@ def _wide(
 ) -> None:  # fmt: skip
     """Apply one token to 64 columns (four vectors) of a head's matrix; write the token's output for these columns.
 
-    The states m have the matrix before the token at index `at`, and after the token at `new_at` (row 0, first of the
-    columns); its n = E rows are `apart` elements apart. In `qk` (`_prepare`), the token's query is at index q, its key
-    at q + n. The token's value for the first column is at index `v_at` of v, its output at index `to` of `out`. `decay`
-    is the factor of the matrix, and `strength`, `sigmoid(beta)`, that of the correction, both in every lane.
+    In the states m, the old matrix is read from index `at` on, and the new matrix is written from index `new_at` on.
+    These are the indices of row 0 at the first of the columns. The n = E rows are `apart` elements apart. In `qk`
+    (`_prepare`), the token's query is at index q, and its key at q + n. The token's value for the first column is at
+    index `v_at` of v, and its output at index `to` of `out`. The vectors `decay` and `strength` have one factor in
+    every lane: of the matrix, and of the correction, which is `sigmoid(beta)`.
     """
     a, b, c, d = zeros(), zeros(), zeros(), zeros()
     for e in range(n):
@@ -206,7 +207,7 @@ def delta_net(
     """Compute the gated delta rule with H value heads, norm each head's output, and multiply with the SiLU of the gate.
 
     `address` is that of the thread pool's control block, `block` that of the rule's words (`layout.py`). E and P are
-    multiples of 16. The other arguments are addresses, with `..._row` elements from row to row:
+    multiples of 16. An argument `..._row` is the distance in elements from row to row. The others are addresses:
 
     - x: contiguous rows, each with the queries, keys and values of a token
     - gate: the gate, (T, H * P). beta: (T, H). step: the time step (dt) before its bias and softplus, (T, H)

@@ -1,7 +1,7 @@
 """The state space model of Mamba2 (SSD), its gate, and the norm of its output.
 
-Tokens are applied one by one, not in chunks as in the SSD algorithm. In this file, a chunk is a thread's unit of work:
-one of the H heads, for all tokens of the pass. A run is consecutive rows of one sequence (`layout.py`).
+Tokens are applied sequentially, not in chunks as in the SSD algorithm. In this file, a chunk is a thread's unit of
+work: one of the H heads, for all tokens of the pass. A run is consecutive rows of one sequence (`layout.py`).
 
 The state of a head is a matrix (N, P) with state size N and head dim P. Each token decays the matrix, adds the outer
 product of the token's B and input to the matrix, and reads the matrix with the token's C. For each of the P columns,
@@ -46,7 +46,7 @@ from .delta_rule import exp_one, softplus
 
 # Words of a job: the arguments of `state_space`.
 X, GATE, GATE_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT, ROWS = range(11)
-# Number of tokens whose decays are prepared at a time, and number of tokens in a chunk of the norm.
+# PIECE: number of tokens whose decays are prepared at a time. TOKENS: number of tokens in a chunk of the norm.
 PIECE, TOKENS = 32, 8
 
 
@@ -55,10 +55,11 @@ def _one(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: in
          y: int) -> None:  # fmt: skip
     """Apply one token to 16 columns of a head's matrix; write the token's output for these columns.
 
-    The states m have the matrix before the token at index `source`, and after the token at `to` (row 0, first of the
-    columns); its n = N rows are `apart` elements apart. In x, the output of the convolution, the token's B is at index
-    b, its C at c, and its input for the first column at v. In `of` (`_prepare`), its decay is at index `at`, and its
-    time step follows. Its output for the first column is at index y of `out`.
+    In the states m, the old matrix is read from index `source` on, and the new matrix is written from index `to` on.
+    These are the indices of row 0 at the first of the columns. The n = N rows are `apart` elements apart. In x, the
+    output of the convolution, the token's B is at index b, its C at c, and its input for the first column at v. In `of`
+    (`_prepare`), the token's decay is at index `at`, and its time step at `at + 1`. Its output for the first column is
+    written to index y of `out`.
     """
     decay, added, sum_ = load_splat(of, at), mul(load_splat(of, at + 1), load(x, v)), zeros()
     for e in range(n):
@@ -210,9 +211,9 @@ def state_space(
 ) -> None:  # fmt: skip
     """Compute the state space of Mamba2, multiply its output with the SiLU of its gate, and norm the product.
 
-    If SPACE_NORM is 0, there is no norm. `address` is that of the thread pool's control block, `block` that of the
-    state space's words (`layout.py`). P is a multiple of 16. The other arguments are addresses, with `..._row` elements
-    from row to row:
+    If the word SPACE_NORM is 0, the product is not normed. `address` is that of the thread pool's control block,
+    `block` that of the state space's words (`layout.py`). P is a multiple of 16. An argument `..._row` is the distance
+    in elements from row to row. The others are addresses:
 
     - x: `n_rows` = T contiguous rows, each with the inputs, B and C of a token
     - gate: the gate, (T, H * P). step: the time step (dt) before its bias and softplus, (T, H)
