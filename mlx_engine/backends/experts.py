@@ -2,7 +2,7 @@
 
 `Residents` chooses the experts that stay in memory if not all of them fit.
 
-Axis letters: X experts of a layer, C experts that each token chooses; F is the FFN size of one expert.
+Axis letters: X experts of a layer, C experts that each token chooses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Routing:
         groups: (n, k) if the experts are divided into n groups, and a token's experts are chosen only from its k best
             groups. Groups are ranked by the sum of their two largest biased scores; among equal groups, the first one
             ranks higher. None for no groups.
-        weighs_inputs: whether an expert's input, and not its output, is multiplied by its weight.
+        weighs_inputs: whether the weight of an expert multiplies the expert's input, and not the output.
 
     Raises:
         ValueError: `weighs_inputs` is true, and `n_used` is not 1.
@@ -54,7 +54,7 @@ class Routing:
 
     @property
     def ranks_logits(self) -> bool:
-        """Whether the chosen experts are simply those with the largest logits."""
+        """Whether experts are chosen by their logits, and not by `score + bias`: softmax keeps the order of logits."""
         return self.scoring == "softmax" and self.bias is None and self.groups is None
 
 
@@ -101,7 +101,9 @@ class SharedExpert:
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """A mixture of experts. Each expert is an FFN, `down(activation(gate(h)) * up(h))` or with another `Gating`.
+    """A mixture of experts. Each expert is an FFN: `down(activation(gate(h)) * up(h))`.
+
+    With the activation "clamped_swiglu", an expert is `down(clamped_swiglu(gate(h), up(h)))`.
 
     Attributes:
         router: the linear layer that computes the logits (X,).
@@ -129,7 +131,7 @@ class Experts:
 
     @property
     def matrices(self) -> tuple[ExpertLinear, ...]:
-        """The gate layers, if there are any, the up layers and the down layers."""
+        """The gate layers (unless `gate` is None), the up layers and the down layers."""
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
     @property
@@ -154,9 +156,9 @@ _HELD, _MISSED = (0, 0.0625, 0.19, 0.38, 0.635, 1), (1, 0.634, 0.259, 0.106, 0.0
 
 
 def share_missed(share: float) -> float:
-    """Return the share of a token's experts that is read from the file; `share` of the experts are in memory.
+    """Return the share of a token's experts that is read from the file if `share` of the experts are in memory.
 
-    This is an estimate from one model: with others, successive tokens may have fewer or more experts in common.
+    This is an estimate from one model: in other models, successive tokens may have fewer or more experts in common.
     """
     return float(np.interp(share, _HELD, _MISSED))
 
@@ -177,7 +179,9 @@ DECAY = 0.98
 
 
 class Residents:
-    """Which experts of a layer are in memory, each in a slot, and how often each was chosen, with the decay `DECAY`.
+    """The experts of a layer that are in memory, each in a slot, and counts of how often each expert was chosen.
+
+    Each pass multiplies the earlier counts by `DECAY`.
 
     Attributes:
         slots: (X,) the slot of each expert, or -1.
@@ -188,7 +192,7 @@ class Residents:
         self._rates = np.zeros(n_experts)
 
     def count(self, n_chosen: np.ndarray) -> None:
-        """Add how many tokens of a pass have chosen each expert, (X,)."""
+        """Add the number of tokens of a pass that have chosen each expert, (X,), to the counts."""
         self._rates = DECAY * self._rates + n_chosen
 
     def free_slot(self) -> int | None:
@@ -197,7 +201,7 @@ class Residents:
         return int(free[0]) if len(free) else None
 
     def coldest(self, kept: np.ndarray) -> int | None:
-        """Return the least often chosen expert in memory that is not in the mask `kept` (X,); None if there is none."""
+        """Return the least often chosen expert in memory whose `kept` (X,) bool is False; None if there is none."""
         candidates = np.flatnonzero((self.slots >= 0) & ~kept)
         return int(candidates[self._rates[candidates].argmin()]) if len(candidates) else None
 

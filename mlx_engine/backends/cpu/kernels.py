@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mlx_engine.kernels.cpu.build.library import Library
 
 
-# The largest number of characters for the names of parts in a progress bar's title.
+# A progress bar shows at most this number of characters of the names of unfinished parts (groups of kernels).
 WIDTH = 22
 
 
@@ -38,7 +38,7 @@ def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) ->
         return None
     library.announce = _announced
     own = [need for need in sorted(needs) if need in library.MODULES]
-    # MLX's mxfp4 is reordered on load for the kernels of GGUF's mxfp4; types without kernels are expanded to float32.
+    # MLX's mxfp4 ("mlx_mxfp4") is reordered to GGUF's mxfp4 on load. Types without kernels are expanded to float32.
     types = (need.removeprefix("mlx_") for need in needs.difference(own))
     formats = {type_ if library.is_format(type_) else "float32" for type_ in types}
     try:
@@ -49,10 +49,12 @@ def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) ->
 
 
 def load_formats(library: Library, formats: Collection[str], *, fixed: bool = False) -> None:
-    """Load the kernels of storage formats, and with `fixed` of their fixed-point products; compile as `load_kernels`.
+    """Load the kernels of storage formats; with `fixed`, also load the kernels of their fixed-point products.
+
+    Kernels that are not in the disk cache are compiled.
 
     Raises:
-        BackendUnavailableError: a format cannot be compiled.
+        BackendUnavailableError: the kernels can neither be loaded nor compiled.
     """
     parts = parts_of(formats, fixed=fixed)
     if library.has(parts):
@@ -70,7 +72,7 @@ def load_formats(library: Library, formats: Collection[str], *, fixed: bool = Fa
 def parts_of(formats: Iterable[str], *, fixed: bool) -> list[str]:
     """Return the parts (groups of kernels that are compiled together) for these formats.
 
-    With `fixed`, also return the parts for fixed-point products, which the format "float32" does not have.
+    With `fixed`, also return the parts for fixed-point products of all formats except "float32".
     """
     from mlx_engine.kernels.cpu.build.library import FIXED, FIXED_END
 

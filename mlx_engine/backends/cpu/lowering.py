@@ -2,9 +2,10 @@
 
 `lower` runs the definition of the layers once, with a `Lowering` object in place of the backend. The public methods of
 `Lowering` have the names and arguments of `Backend`'s operations. They compute nothing: a method emits a step of
-`kernels/cpu/program.py`, and returns the `Place` where the step's result will be. A method that only selects columns
-or heads emits no step. If the kernels lack an operation, CannotCompileError is raised, and the layers run op by op. All
-intermediate values are in one scratch memory; `allocate` reuses the memory of values that no later step reads.
+`kernels/cpu/program.py`, and returns the `Place` where the step's result will be. A method that only selects
+columns or splits a value into heads emits no step. If the kernels lack an operation, CannotCompileError is raised, and
+the layers run op by op. All intermediate values are in one scratch memory; `allocate` reuses the memory of values that
+no later step reads.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Buffer:
 
     @property
     def end(self) -> int:
-        """The first offset (as `at`) after this buffer, rounded up to a cache line."""
+        """The smallest offset `at` of a buffer after this one: `at + width`, rounded up to whole cache lines."""
         return self.at + layout.whole_vectors(self.width)
 
 
@@ -103,12 +104,13 @@ class Place:
 def allocate(steps: Sequence[dict[int, Any]], x: Buffer, y: Buffer) -> int:
     """Set the offset of each buffer, so that buffers in use at the same time do not overlap.
 
-    Return the total size in floats per token. The values of a step's words may be buffers. Buffer x, the program's
-    input, is in use from the beginning, and y, its result, until the end.
+    Return the total size in floats per token. A step maps words (indices in the encoded step, see `layout.py`) to their
+    values, some of which are buffers. Buffer x, the program's input, is in use from the beginning, and y, its result,
+    until the end.
     """
     last_step = {x: 0}
     for i, step in enumerate(steps):
-        last_step |= {word: i for word in step.values() if isinstance(word, Buffer)}
+        last_step |= {value: i for value in step.values() if isinstance(value, Buffer)}
     last_step[y] = len(steps)
     live: list[Buffer] = []
 
@@ -156,12 +158,12 @@ class CannotCompileError(Exception):
 
 @dataclass
 class Lowering:
-    """Collects the steps of a program. `Lowered` describes the fields after `steps`, except `states` and `tap`."""
+    """Collects the steps of a program. `Lowered` describes the fields `ropes` to `parts`."""
 
     backend: CompiledBackend
     batch: PassBatch
     steps: list[dict[int, Any]] = field(default_factory=list)
-    # `kv` is by layer, and `states` has the layers with a recurrent state.
+    # `kv` maps each layer with keys and values to its item of `Lowered.kv`. `states`: layers with a recurrent state.
     kv: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     states: set[int] = field(default_factory=set)
     ropes: dict[int, Rope] = field(default_factory=dict)
@@ -184,7 +186,7 @@ class Lowering:
         return x
 
     def _emit(self, op: int, is_wanted: bool, *inputs: Place | None, **fields: Any) -> None:
-        """Add a step. `inputs` are its inputs A to D (see `layout.py`), or None; `fields` are other words by name."""
+        """Add a step with inputs A, B, ... (see `layout.py`; None: absent). `fields` maps names of words to values."""
         step: dict[int, Any] = {layout.OP: op, layout.WANTED: int(is_wanted)}
         step |= {getattr(layout, name): value for name, value in fields.items()}
         for first, place in zip_longest((layout.A_AT, layout.B_AT, layout.C_AT, layout.D_AT), inputs):
@@ -366,7 +368,7 @@ class Lowering:
             raise CannotCompileError("a head dim that does not match the norms or projections")
         if rope.growth is None:
             rotated = self._rotated((a, b), head_dim, norms, rope)
-        else:  # queries and keys have tables of their own
+        else:  # queries and keys are rotated by different tables
             of_q, of_k = (None, None) if norms is None else ((norm, norm) for norm in norms)
             rotated = [*self._rotated((a,), head_dim, of_q, rope), *self._rotated((b,), head_dim, of_k, rope.keys)]
         self.kept.append(norms)
@@ -478,7 +480,7 @@ class Lowering:
         return out
 
     def _begin_state(self, batch: object, layer: int, conv: Convolution) -> None:
-        """Record that a layer has a state; raise CannotCompileError if the kernels do not support its convolution."""
+        """Record that a layer has a state. Raise CannotCompileError for the reasons that the message lists."""
         if batch is not self.batch or layer in self.states or not convolution_fits(conv):
             raise CannotCompileError(
                 "a batch other than the pass's own, two states in one layer, or an unsupported number of channels"
@@ -506,14 +508,15 @@ class Lowered:
 
     Attributes:
         steps: (steps, STEP_WIDTH) int64, the encoded steps.
-        x: the buffer of the input: the hidden states before the first layer, perhaps with further inputs of the layers.
+        x: the buffer of the input: the hidden states before the first layer, and other inputs (`Backend.compile`).
+        y: the location of the result.
         floats: number of scratch floats per token for all values.
         inputs: number of scratch floats per token that products need: the largest number of all steps.
         experts: the mixtures of experts; `ExpertBlock.floats` returns the scratch floats that a mixture needs.
         parts: number of scratch floats per query and block of keys for the partial results of attention.
         kv: for each layer, the number of KV heads, the head dim and the number of arrays of the KV store; None for a
             layer without keys and values. The list ends with the last layer that has keys and values or a state.
-        ropes: rotary embeddings, by the index of the step that uses them.
+        ropes: maps the index of each step that rotates heads to the rotary embedding.
         kept: objects that must stay alive, because `steps` only has their addresses.
     """
 
@@ -530,7 +533,7 @@ class Lowered:
 
 
 def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) -> Lowered:
-    """Run the definition `layers` on a `Lowering`, and return its steps. `width` is as in `Backend.compile`.
+    """Run the definition `layers` on a `Lowering`, and return its steps. `width` is the number of columns of the input.
 
     Raises:
         CannotCompileError: the kernels do not have an operation, or do not support its arguments.
@@ -557,6 +560,7 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
     )
 
 
+# The names of the operations that `Lowering` has.
 LOWERED = [name for names in OPERATIONS.values() for name in names if name in vars(Lowering)]
 
 

@@ -5,20 +5,22 @@ are used: `RoundedMetalBackend` for `metal`, and `MlxBackend` for `cuda`.
 
 For up to eight tokens, a layer takes seven kernel launches: norm with q, k and v; norm and rotation of heads; write of
 keys and values; attention; output projection with residual; norm with gate, up and activation; down projection with
-residual. For more tokens, the two norms have launches of their own.
+residual. For more tokens, each of the two norms is a separate launch.
 
-A row of the result has the same bits for any number of rows in the pass, and at any index in the pass:
+A row of the result has the same bits for any number of rows in the pass, and at any index in the pass, with the
+exceptions below:
 
 - Our kernels for products and for norms of whole rows have one order of summation over the columns
   (`kernels/metal/products.h.metal`).
 - Attention sums over keys in blocks counted from position 0 (`kernels/metal/attention.py`).
 - MLX multiplies experts, but only one row at a time.
-- All other MLX operations work on one element or one row: biases, layer norms, norms of heads, activations without a
-  gate, routing.
+- All other MLX operations, except the state space of Mamba2, work on one element or one row: biases, layer norms, norms
+  of heads, activations without a gate, routing.
 
-In three cases MLX operations replace a kernel, and results are within the tolerance, but not bit-identical: for a head
-dim that the attention kernel does not support; for float matrices of fewer than 8 columns; and, with a warning, after
-the GPU has refused the kernel.
+In three cases MLX operations replace a kernel, and a row's bits may depend on the other rows (errors stay within the
+tolerance): for a head dim that the attention kernel does not support; for float matrices of fewer than 8 columns; and,
+with a warning, after the GPU has refused the kernel. The bits of a Mamba2 state space depend on how the sequence is
+divided into passes, because MLX processes several tokens of a pass together (`MlxBackend.state_space`).
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ KEPT_PLACES = 3
 
 
 class ExecutorBackend(MlxBackend):
-    """The `mlx` backend on the device of an executor, which runs our kernels: metal, cuda or the emulator."""
+    """The `mlx` backend on the device of an executor. An executor (metal, cuda or emulator) runs our kernels."""
 
     def __init__(self, activations: str, executor: ExecutorName) -> None:
         self.executor = executor
@@ -112,7 +114,7 @@ class MetalBackend(ExecutorBackend):
         super().wait(_whole(x))
 
     def linear(self, x: Native, linear: Linear) -> Native:
-        """Multiply float32 matrices with our kernel, which has one order of summation for any number of rows."""
+        """Multiply float32 matrices with the kernel `dense`, which sums in the same order for any number of rows."""
         if isinstance(linear.weight, SplitMatrix) or linear.weight.shape[1] < NARROWEST:
             return super().linear(x, linear)
         y = self.kernels.dense(x, linear.weight)
@@ -121,12 +123,15 @@ class MetalBackend(ExecutorBackend):
         return y if linear.bias is None else y + linear.bias
 
     def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
-        """Normalise whole rows in the summation order of the fused kernels. MLX normalises heads."""
+        """Norm whole rows in the order of summation of the fused kernels. MLX norms heads.
+
+        MLX also norms rows whose width is not a multiple of `BLOCK`: no quantised matrix has such an input.
+        """
         y = self.kernels.rms_norm(x, weight, eps) if x.ndim == 2 and x.shape[1] % BLOCK == 0 else None
         return super().rms_norm(x, weight, eps) if y is None else y
 
     def norm_project(self, x: Native, norm: Norm | None, projections: Sequence[Linear]) -> list[Native]:
-        """Use one kernel for norm, q, k and v; for other projections, one kernel each, which includes the norm."""
+        """Use one kernel for the norm and three projections (q, k, v), else a kernel with the norm per projection."""
         if isinstance(norm, RMSNorm) and (weights := _split(projections)):
             if len(weights) == 3:
                 products = self.kernels.norm_qkv(x, norm, *weights)

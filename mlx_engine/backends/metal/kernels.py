@@ -43,7 +43,7 @@ class Kernels:
 
     Attributes:
         tensors: whether `prompt_product` first tries the kernel with `matmul2d` (Metal's tensor operations).
-        refused: the error message of each refused kernel, by its name.
+        refused: maps the name of each refused kernel to the error message.
     """
 
     def __init__(self, executor: ExecutorName, tuner: Tuner | None = None, *, tensors: bool = False) -> None:
@@ -124,9 +124,10 @@ class Kernels:
     ) -> mx.array | None:
         """Return attention (R, H, E) of R queries q (R, H, E) over the keys and values in their sequences' pages.
 
-        `store` is the KV store (arrays, G, slots, row), and `pages` (B, P) int32 the first slot of each page of each
-        sequence. `owner` and `position`, (R,) int32, are the index of each query's sequence and the position in it.
-        `page` is the tokens per page, and `window` is as in `first_visible`, or 0 for none.
+        `store` is the KV store (arrays, G, slots, row). `pages`, (B, P) int32, has the first slot of each page of each
+        sequence, for up to P pages. `owner` and `position`, (R,) int32, are the index of each query's sequence and the
+        position in it. `page` is the number of tokens per page, and `window` the window of `batch.first_visible`, with
+        0 for None.
         """
         variant = scores.softcap is None, scores.sinks is None
         key = q.shape[1:], store.shape[1], page, window, len(q) < 8, pages.size < 8, variant
@@ -188,14 +189,14 @@ def tile(x: mx.array) -> int:
 
 
 def zeros(argument: Any) -> Any:
-    """Return zeros in place of an array, or of each array in a tuple, without evaluating it; else the argument."""
+    """Return an argument with zeros in place of an array, or of each array in a tuple. The arrays are not evaluated."""
     if isinstance(argument, mx.array):
         return mx.zeros(argument.shape, argument.dtype)
     return tuple(map(zeros, argument)) if isinstance(argument, tuple) else argument
 
 
 def _refusals(executor: ExecutorName) -> tuple[type[Exception], ...]:
-    """Return the exceptions with which an executor refuses a kernel. The emulator's other errors are kernel bugs."""
+    """Return the exceptions by which an executor refuses a kernel. The emulator's others report bugs of kernels."""
     if executor == "emulator":
         from mlx_engine.kernels.emulator import CompileError
 

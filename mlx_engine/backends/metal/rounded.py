@@ -2,8 +2,8 @@
 
 Our kernels multiply 32 or more rows by quantised matrices: `prompt_product_tensors` on GPUs with neural accelerators,
 `prompt_product` on other GPUs. They support Q6_K, and MLX's affine format with 4 or 8 bits, in which Q8_0, Q4_0 and
-Q4_K are stored, too. MLX multiplies fewer than 32 rows by the same arrays, except of Q6_K, which MLX's format cannot
-express: these products use our kernel `matvec`.
+Q4_K are stored, too. MLX multiplies fewer than 32 rows by the same arrays. MLX's format cannot express Q6_K, so our
+kernel `matvec` multiplies fewer than 32 rows by Q6_K matrices.
 
 MLX multiplies matrices of other quantised types (MXFP4, for example). Float matrices, experts and attention use MLX
 operations, because MLX's kernels for them already use the GPU's matrix units.
@@ -31,7 +31,7 @@ from mlx_engine.kernels.metal.prompt_product_tensors import has_accelerators
 from mlx_engine.quant.weight import Weight
 
 # An environment variable that selects the kernel for prompts: "on" for `prompt_product_tensors`, which uses Metal 4's
-# `matmul2d`; "off" for `prompt_product`, which uses `simdgroup_matrix`. If unset, the GPU decides, as above.
+# `matmul2d`; "off" for `prompt_product`, which uses `simdgroup_matrix`. If unset, it depends on the GPU, as above.
 VARIABLE = "MLX_ENGINE_TENSORS"
 
 
@@ -43,7 +43,10 @@ class RoundedMetalBackend(ExecutorBackend):
         self.prompts = Kernels(executor, tuner(executor), tensors=uses_tensors(executor))
 
     def prepare(self, weight: Weight) -> Native:
-        """Prepare a weight as `MlxBackend` does, but keep Q6_K in its stored type."""
+        """Prepare a weight as `MlxBackend` does, but keep Q6_K in its stored type.
+
+        Matrices in MLX's affine format become `PromptMatrix`, if our kernels support their bits and group size.
+        """
         if weight.type.name == "Q6_K":
             matrix = split(weight, self.prompts)
             return super().prepare(weight) if matrix is None else StoredPromptMatrix(matrix.matrix, self.prompts)

@@ -45,9 +45,9 @@ def fastest(samples: Mapping[Tuning, Sequence[float]], default: Tuning) -> Tunin
 
 
 def measured(kernel: Callable[..., Any], args: tuple[Any, ...], tunings: Sequence[Tuning]) -> dict[Tuning, list[float]]:
-    """Return `ROUNDS` timings for each tuning that the GPU accepts, in seconds per launch with cold weights.
+    """Return `ROUNDS` timings for each tuning that the GPU accepts, in seconds per launch with uncached weights.
 
-    Each launch reads the previous launch's output, as in a model, so launches cannot overlap.
+    If a launch's output is wide enough, the next launch reads it, as in a model, so that the two cannot overlap.
     """
     sets = cold_sets(args)
     samples: dict[Tuning, list[float]] = {}
@@ -72,7 +72,7 @@ def measured(kernel: Callable[..., Any], args: tuple[Any, ...], tunings: Sequenc
 
 
 def cold_sets(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Copy the matrices in `args` until all copies have `COLD_BYTES`; return a list of arguments, one per copy."""
+    """Return `args`, and copies of `args` with new matrices, until all their matrices have `COLD_BYTES` together."""
     nbytes = sum(a.nbytes for a in args if isinstance(a, StoredMatrix))
     sets = [args]
     for _ in range(-(-COLD_BYTES // nbytes) - 1):
@@ -83,7 +83,10 @@ def cold_sets(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def following(args: tuple[Any, ...], before: Any) -> tuple[Any, ...]:
-    """Return the arguments, with vectors replaced by slices of the previous launch's output if it is wide enough."""
+    """Return `args`, with a slice of `before` in place of each vector that is at most as wide as `before`.
+
+    `before` is the output of the previous launch (the first output if it is a tuple), or None.
+    """
     y = before[0] if isinstance(before, tuple) else before
     if y is None:
         return args
@@ -97,7 +100,7 @@ def _copy(matrix: StoredMatrix) -> StoredMatrix:
 
 
 VARIABLE = "MLX_ENGINE_TUNING"
-# The fewest bytes of matrices for which tunings are measured; for smaller ones, launch overhead hides the differences.
+# The fewest bytes of matrices for which tunings are measured: for smaller ones, launch overhead hides differences.
 SMALLEST = 1 << 20
 
 # The kernels whose SIMD-groups may share a row.
@@ -105,7 +108,7 @@ SPLIT = ("matvec", "project_add")
 
 
 def candidates(split: int) -> list[Tuning]:
-    """Return the tunings whose number of SIMD-groups is a multiple of `split`, the number that share a row."""
+    """Return the tunings whose `simdgroups` is a multiple of `split`: that many SIMD-groups share a row."""
     return [tuning for tuning in TUNINGS if tuning.simdgroups % split == 0]
 
 
@@ -121,7 +124,7 @@ class Tuner:
         self._announced = False
 
     def choose(self, kernel: Callable[..., Any], args: tuple[Any, ...]) -> Tuning | None:
-        """Return the tuning of a kernel; None, for the default, for several vectors or for small matrices."""
+        """Return the tuning of a kernel. For several vectors or small matrices, return None: the default is used."""
         weights = [a for a in args if isinstance(a, StoredMatrix)]
         n_vectors = next(len(a) for a in args if isinstance(a, mx.array))
         if n_vectors > 1 or sum(w.nbytes for w in weights) < SMALLEST:
@@ -193,6 +196,6 @@ def identity(executor: ExecutorName, chip: str) -> str:
 
 
 def _described(matrix: StoredMatrix) -> str:
-    """Return a matrix's type and shape, for a key in the file. Older versions knew only Q8_0, and left it out."""
+    """Return a matrix's type and shape, for a key in the file. Q8_0 is left out, as in files of older versions."""
     shape = "{} x {}".format(*matrix.shape)
     return shape if matrix.layout == Q8_0 else f"{matrix.layout.name} {shape}"

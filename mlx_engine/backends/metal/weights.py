@@ -101,7 +101,7 @@ def _repacked(weight: Weight) -> StoredMatrix | None:
 
 def _is_finite(matrix: StoredMatrix) -> bool:
     of = matrix.layout
-    # Q6_K has no `affine`. In each entry of `ws`, only the first float16, d, is a float: the others are two int8 each.
+    # Q6_K has no `affine`. In each entry of `ws`, the first element is the float16 d; the others are two int8 each.
     parts = [matrix.ws[:, :: of.entry]] if of.affine is None else of.affine(matrix.ws)
     return all(bool(mx.isfinite(part).all().item()) for part in parts)
 

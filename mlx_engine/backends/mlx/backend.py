@@ -67,8 +67,8 @@ class MlxBackend(Backend):
     "q8_0" the bytes of its blocks.
 
     All work runs on one stream of this backend, which several threads may use, one at a time. So a graph that was built
-    in one session can be evaluated in another, in any thread. With MLX's default streams it cannot, because
-    each belongs to the thread that created it.
+    in one session can be evaluated in another, in any thread. A graph on one of MLX's default streams can be
+    evaluated only in the thread that created this stream.
     """
 
     lazy = True
@@ -146,7 +146,7 @@ class MlxBackend(Backend):
         mx.eval(x)
 
     def all_sum(self, x: Native) -> Native:
-        """Add the exchange to the graph, so that it runs on the device. The sum is float32, and rounded once."""
+        """Add the sum over ranks to the graph, so that it runs on the device. It is a float32 sum, rounded once."""
         if self.group is None:
             return x
         self._exchanged = self.group.sum(self._in_order(x.astype(mx.float32))).astype(x.dtype)
@@ -164,7 +164,7 @@ class MlxBackend(Backend):
         return x if self._exchanged is None else mx.depends([x], [self._exchanged])[0]
 
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
-        """Dequantise only these rows. If the table is a `Weight`, which is read on the host, wait for the ids."""
+        """Dequantise only these rows. A `Weight` table is read on the host, so for such a table, wait for the ids."""
         if isinstance(table, Weight):
             return self.as_activations(table.rows([self.token_id(i) if isinstance(i, mx.array) else i for i in ids]))
         known = [i for i in ids if not isinstance(i, mx.array)]
@@ -199,7 +199,8 @@ class MlxBackend(Backend):
     def rotation(self, rope: Rope, length: int) -> tuple[mx.array, mx.array]:
         """Return cosines (L, E/2) and sines (L, 2, E/2) for positions 0 to L - 1, where L is at least `length`.
 
-        Of the two rows of a position's sines, the first is negated, for the first half of a head. The tables are kept.
+        The sines of a position are stored twice: negated for the first half of a head, unchanged for the second half.
+        The tables are kept.
         """
         found = self._rotations.get(rope)
         if found is None or len(found[0]) < length:
@@ -339,7 +340,7 @@ class MlxBackend(Backend):
         return store
 
     def kv_read(self, store: Native, first: int, n: int) -> np.ndarray:
-        """Wait for the slots, and return a copy. NumPy has no bfloat16, so such elements are returned as uint16."""
+        """Wait for the slots, and return a copy. NumPy has no bfloat16, so bfloat16 is returned as uint16."""
         with self.session():
             copied = mx.contiguous(store[:, :, first : first + n])
             copied = copied.view(mx.uint16) if copied.dtype == mx.bfloat16 else copied
@@ -477,7 +478,10 @@ def _capped_attention(
 
 
 def _mask(n_queries: int, n_keys: int, window: int | None) -> mx.array | str | None:
-    """Return the attention mask: None for a single query, whose keys are already limited to the window."""
+    """Return the attention mask: "causal", an array with True for visible keys, or None for a single query.
+
+    The keys of a single query are already limited to the window.
+    """
     if n_queries == 1:
         return None
     if window is None or n_keys <= abs(window):
@@ -517,7 +521,7 @@ def _unit(x: Native) -> Native:
     return x / mx.sqrt((x * x).sum(axis=-1, keepdims=True) + TINY)
 
 
-# The smallest temperature by which logits are divided: a GPU would round smaller ones to 0.
+# The smallest temperature by which logits are divided: a GPU would round smaller temperatures to 0.
 COLDEST = float(np.finfo(np.float32).tiny)
 
 
@@ -575,14 +579,14 @@ def drawn(row: mx.array, sampling: Sampling, u: float, real: mx.Dtype) -> mx.arr
 
 
 def _likeliest(p: mx.array, sampling: Sampling) -> mx.array:
-    """Return (V,) bool: the tokens that top-k, top-p and min-p keep; of equally likely ones, those with lower ids."""
+    """Return (V,) bool: True for tokens that top-k, top-p and min-p keep; of equally likely ones, lower ids."""
     if sampling.top_k is None and sampling.top_p == 1:
         return p >= sampling.min_p * p.max()
     likely = -mx.sort(-p)[: sampling.top_k]
     likely = likely / likely.sum()
     n = mx.array(len(likely))
     if sampling.top_p < 1:
-        # Compare the sum of the tokens before each token, because the token that reaches top_p is kept, too.
+        # Exclude each token's own probability from its sum, because the token that reaches top_p is kept, too.
         reached = mx.cumsum(likely) - likely
         n = mx.maximum(1, (reached < sampling.top_p).sum())
     n = mx.minimum(n, (likely >= sampling.min_p * likely[0]).sum())

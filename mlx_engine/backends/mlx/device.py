@@ -41,10 +41,10 @@ def keep_weights_resident() -> None:
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
 
 
-# The seconds that the exit of the interpreter waits at most for the forward pass on each stream.
+# The most seconds for which the exit of the interpreter waits for the forward pass on each stream.
 PATIENCE = 10.0
 
-# The streams of closed backends, each after the id of the process that created it.
+# The streams of closed backends, as pairs: the id of the process that created the stream, and the stream.
 _idle: list[tuple[int, mx.Stream]] = []
 _taking = kept_over_forks(threading.Lock())
 _used: weakref.WeakSet[DeviceStream] = weakref.WeakSet()

@@ -4,7 +4,7 @@ The matrices of all experts of a layer are one array (X, N, K). `mx.gather_mm` a
 experts from this array on the device, so that the host does not wait for the router.
 
 If memory for experts is bounded (`Slots`), the array has fewer matrices, and the host waits for the router. Chosen
-experts that are missing are read from the file, in place of those that were chosen least often.
+experts that are not in memory are read from the file, and replace the experts that were chosen least often.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class BiasedStack:
 
 
 class Slots:
-    """A stack of n experts, of which at most `n_slots` are in memory. Products are bit-identical to those of all n."""
+    """A stack of n experts, at most `n_slots` of them in memory. Products have the same bits as with all in memory."""
 
     def __init__(self, read: Callable[[int], Stack], n: int, n_slots: int) -> None:
         """Allocate the slots. `read(e)` returns a stack with only expert e."""
@@ -92,7 +92,7 @@ class Slots:
         self._residents = Residents(n, n_slots)
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
-        """Multiply as `Stack.multiply`. If the chosen experts do not fit into the slots, do several rounds."""
+        """Multiply as `Stack.multiply`. If the chosen experts do not fit into the slots, multiply in several rounds."""
         chosen = np.array(ids)
         experts = np.unique(chosen)
         self._residents.count(np.bincount(chosen.reshape(-1), minlength=len(self._residents.slots)))
@@ -114,14 +114,14 @@ class Slots:
         return y.reshape(*chosen.shape, *y.shape[-2:])
 
     def _hold(self, experts: np.ndarray) -> None:
-        """Read the `experts` that are not in memory, in place of the least often chosen other experts."""
+        """Read those of `experts` that are not in memory. They replace the least often chosen other experts."""
         for e in experts[self._residents.slots[experts] < 0].tolist():
             new, slot = self._read(e), self._free(experts)
             self._write(slot, new)
             self._residents.slots[e] = slot  # last, because Ctrl-C may interrupt the write
 
     def _free(self, kept: np.ndarray) -> int:
-        """Return a free slot. If there is none, drop the least often chosen of the experts that are not in `kept`."""
+        """Return a free slot. If there is none, first drop the least often chosen expert that is not in `kept`."""
         while (free := self._residents.free_slot()) is None:
             coldest = self._residents.coldest(np.isin(np.arange(len(self._residents.slots)), kept))
             self._residents.slots[coldest] = -1
@@ -156,7 +156,7 @@ def _mapped(function: Callable[[mx.array], Any], stack: Any) -> Any:
 def stacked(linears: Sequence[Linear], dtype: mx.Dtype = mx.float32) -> Stack:
     """Return the linear layers of several experts as one stack, evaluated, so that the single matrices can be freed.
 
-    Matrices that are not all `GroupMatrix` of one format become floats of `dtype`, the type of activations.
+    Unless all matrices are `GroupMatrix` of one format, all become floats of `dtype`, the type of activations.
     """
     matrices = _stacked([linear.weight for linear in linears], dtype)
     if linears[0].bias is None:
@@ -196,7 +196,7 @@ def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
         ranked = mx.where(kept[..., None], groups, -mx.inf).reshape(ranked.shape)
     chosen = _first(ranked, n_used)
     # Experts that are not chosen get the largest id, so that chosen ids are sorted first. In a row with NaN, fewer than
-    # C experts are chosen, and the largest id, which is valid, fills the rest.
+    # `n_used` experts are chosen, and the largest id, which is valid, fills the rest.
     ids = mx.sort(mx.where(chosen, mx.arange(n_experts), n_experts - 1), axis=-1)[:, :n_used]
     weights = mx.take_along_axis(scores, ids, axis=-1)
     if routing.normalize:
@@ -216,8 +216,8 @@ def _first(values: mx.array, n: int) -> mx.array:
 def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> mx.array:
     """Return (T*C, N) as `Backend.expert_linear` defines it; x is (T, K) or (T*C, K).
 
-    With `row_by_row`, sorted rows (`MANY`) are still multiplied one at a time, so that the order of summation is the
-    same as for a few rows.
+    `MANY` or more rows are sorted by expert. With `row_by_row`, sorted rows are multiplied one at a time, too, so that
+    the order of summation is the same for any number of rows.
     """
     each = ids.size // len(x)
     if ids.size < MANY:

@@ -6,7 +6,7 @@ weights.
 
 With float32 activations, scales and biases are float32: in float16, the bias of a scale above 511.75 would overflow,
 and MLX would convert float16 scales and biases to float32 for every product. With float16 or bfloat16 activations,
-they are rounded to the type of the activations, as in mlx-lm.
+scales and biases are rounded to the type of the activations, as in mlx-lm.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class GroupMatrix:
         wq: uint32 (N, K * bits / 32), the first quant in the lowest bits.
         scales: (N, K / group) of the type of activations; uint8 in the modes without biases.
         biases: (N, K / group) of the type of activations, or None.
-        group: weights per scale.
-        bits: per quant.
+        group: number of weights per scale.
+        bits: number of bits per quant.
         mode: the name of the format, for `mx.quantized_matmul`.
     """
 
@@ -97,9 +97,10 @@ def widened(x: mx.array) -> mx.array:
 def summed_in_float32(
     x: mx.array, scales: mx.array, biases: mx.array | None = None
 ) -> tuple[mx.array, mx.array, mx.array | None]:
-    """Return the arguments of a quantised product, on the CPU converted to float32.
+    """Return the arguments of a product with a matrix; on the CPU, convert them to float32.
 
-    MLX's GPU kernels always sum in float32. Its CPU kernels sum in the type of x: in bfloat16, the error is 2e-2.
+    MLX's GPU kernels always sum in float32. MLX's CPU kernels sum in the type of x: in bfloat16, the error is 2e-2.
+    For a float matrix, `scales` is the matrix.
     """
     if x.dtype == mx.float32 or kind() != "cpu":
         return x, scales, biases

@@ -39,7 +39,10 @@ TINY = 1e-6
 
 
 class ScalarBackend(Backend):
-    """The plain Python backend. A KV store has a list of keys and, unless `n_arrays` is 1, of values, by slot."""
+    """The plain Python backend.
+
+    A KV store is a tuple of lists with one item per slot: a list of keys and, unless `n_arrays` is 1, a list of values.
+    """
 
     name = "scalar"
 
@@ -388,7 +391,7 @@ def sigmoid(v: float) -> float:
 def _head(
     row: list[float], beta: float, step: float, rule: DeltaRule, head: int, matrix: list[list[float]]
 ) -> tuple[list[list[float]], list[float]]:
-    """Return the next matrix (E, P) of a value head, and its output (P,)."""
+    """Return the matrix (E, P) of a value head after the token, and the head's output (P,)."""
     dim, width, keys = rule.key_dim, rule.value_dim, rule.n_key_heads * rule.key_dim
     at, value_at = rule.key_head(head) * dim, 2 * keys + head * width
     q, k = _unit(row[at : at + dim]), _unit(row[keys + at : keys + at + dim])
@@ -405,7 +408,7 @@ def _head(
 def _space(
     row: list[float], step: float, space: StateSpace, head: int, matrix: list[list[float]]
 ) -> tuple[list[list[float]], list[float]]:
-    """Return the next matrix (N, P) of a head of a state space, and its output (P,)."""
+    """Return the matrix (N, P) of a head of a state space after the token, and the head's output (P,)."""
     width, dim, inner = space.head_dim, space.state_dim, space.n_heads * space.head_dim
     at = inner + head * space.n_groups // space.n_heads * dim
     x, b = row[head * width : (head + 1) * width], row[at : at + dim]
@@ -429,7 +432,7 @@ def _unit(x: list[float]) -> list[float]:
 
 
 def _columns(weight: Native, rows: Native) -> Native:
-    """Return the weights and the inputs of each channel."""
+    """Return a pair for each channel: its weights, and its inputs."""
     return zip(zip(*weight, strict=True), zip(*rows, strict=True), strict=True)
 
 

@@ -73,7 +73,7 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """Return the BLAS libraries of this process. Cached: the first search takes 0.1 to 0.2 s, others milliseconds."""
+    """Return the BLAS libraries of this process. The result is cached: the first search takes 0.1 to 0.2 s."""
     return ThreadpoolController()
 
 
@@ -212,7 +212,7 @@ class SimdBackend(Backend):
         return np.concatenate((a, b), axis=1)
 
     def take(self, x: Native, rows: Sequence[int]) -> Native:
-        """Return one row as a view: copying 152,000 logits takes 30 us, longer than finding the largest."""
+        """If one row is wanted, return a view: copying 152,000 logits takes 30 us, longer than finding the largest."""
         return x[rows[0] : rows[0] + 1] if len(rows) == 1 else x[list(rows)]
 
     def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
@@ -474,7 +474,7 @@ class ParallelBackend(SimdBackend):
         return y
 
     def _run(self, work: Callable[[int, int], None], n: int, multiplications: int) -> None:
-        """Divide [0, n) into ranges, one if there is little work, and call `work(first, last)` for each."""
+        """Divide [0, n) into ranges, and call `work(first, last)` for each. Little work is a single range."""
         n_chunks = min(n, CHUNKS, multiplications // WORTHWHILE)
         if n_chunks < 2:
             return work(0, n)
