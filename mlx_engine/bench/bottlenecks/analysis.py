@@ -217,9 +217,9 @@ def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much:
     if too_much <= 0:
         return 0.0
     for most, n in excess:
-        # Operations are in ascending order of `most`, their excess per call. Reduce all remaining calls by `most`, or less
-        # if that is enough. Otherwise the calls of this operation are now at their limit, and only the calls of later
-        # operations are reduced further.
+        # Operations are in ascending order of `most`, their excess per call. Reduce all remaining calls by `most`, or
+        # less if that is enough. Otherwise the calls of this operation are now at their limit, and only the calls of
+        # later operations are reduced further.
         if too_much <= (most - off) * calls:
             off += too_much / calls
             break
