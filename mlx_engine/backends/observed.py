@@ -1,10 +1,11 @@
 """Make copies of a backend that report its operations or intermediate values; the backend itself has no overhead.
 
-`profiled` returns a copy that measures the time and the cost of each operation and, at the log level "trace", logs it.
-`tapped` and `observed` return copies that pass each intermediate value of a forward pass to a function, the tap. Only
-blocks that are composed of primitives pass all values. So with `tapped`, composed forms replace fused blocks, and
-results may differ in the last bits. With `observed`, both forms run: the composed form for the tap, and the backend's
-own block for the result of the pass. All copies share the arrays of the original.
+`profiled` returns a copy that measures the time of each operation and its cost (FLOPs and bytes). At the log level
+"trace", the copy also logs each operation. `tapped` and `observed` return copies that pass each intermediate value of a
+forward pass to a function, the tap. A block is an operation that `Backend` composes of primitives. If a backend fuses a
+block, the values inside the block do not reach the tap. So `tapped` replaces fused blocks by composed ones, and results
+may differ in the last bits. `observed` runs both forms: the composed block for the tap, and the backend's own block for
+the result of the pass. All copies share the arrays of the original.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
 B = TypeVar("B", bound=Backend)
 
 PRIMITIVES = (*OPERATIONS["primitive"], *OPERATIONS["storage"], *OPERATIONS["exchange"])
-# The primitives inside a composed block are timed separately, and not counted in the block's own time. A fused block is
-# timed as a whole.
+# The own time of a composed block excludes its primitives, which are timed separately. A fused block is timed as a
+# whole.
 BLOCKS = tuple(OPERATIONS["block"])
 
 LAYER = re.compile(r"blk\.(\d+)\.(.*)")
@@ -90,7 +91,7 @@ def _log(span: Span, args: tuple[Any, ...]) -> None:
 
 
 def _place(args: tuple[Any, ...]) -> tuple[int | None, str]:
-    """Return (3, "attn_q") for the first argument with a name like "blk.3.attn_q"; (None, "") if there is none."""
+    """Return (3, "attn_q") if "blk.3.attn_q" is the first such name of an argument; (None, "") if there is no name."""
     for arg in flattened(args):
         found = LAYER.match(getattr(arg, "name", ""))
         if found:
@@ -99,7 +100,7 @@ def _place(args: tuple[Any, ...]) -> tuple[int | None, str]:
 
 
 def _role(name: str, args: tuple[Any, ...]) -> str:
-    """Return an operation's role in the profiler's table: its linear layers ("attn_q+k+v", "head") or its own name."""
+    """Return the operation's role in bottleneck reports: its linear layers ("attn_q+k+v", "head"), else its name."""
     linears = [arg for arg in flattened(args) if isinstance(arg, Linear)]
     if linears:
         return role_of(linears)
@@ -134,11 +135,12 @@ def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
 
 
 def observed(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
-    """Return a copy of `backend` that calls `tap` as `tapped` does, but whose results are bit-identical to `backend`'s.
+    """Return a copy of `backend` that calls `tap` as in `tapped`, and whose results are bit-identical to `backend`'s.
 
-    The composed forms use the backend's own norms and products, and their inputs are results of its fused blocks. So
-    the tapped values are bit-identical to those inside the fused blocks, except of experts and linear attention on the
-    compiled CPU backend: their composed forms compute activation functions in NumPy, which may change the last bits.
+    The composed blocks use the backend's own norms and products, and their inputs are results of its fused blocks. So
+    the tapped values are bit-identical to the values inside the fused blocks. Exceptions are experts and linear
+    attention on the compiled CPU backend: their composed blocks compute activation functions in NumPy, which may change
+    the last bits.
     """
     blocks = {name: _twice(getattr(Backend, name), getattr(backend, name)) for name in OPERATIONS["block"]}
 
@@ -170,7 +172,7 @@ def _note_heads(copied: Backend, original: Backend, x: Array, head_dim: int, nor
 
 
 def _twice(composed: Callable[..., Any], fused: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a block that runs the composed form for the tap, and returns the result of the fused form."""
+    """Return an operation that runs `composed` for the tap, then returns the result of `fused`."""
 
     def block(self: Backend, *args: Any, **kwargs: Any) -> Any:
         composed(self, *args, **kwargs)

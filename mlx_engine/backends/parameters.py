@@ -32,7 +32,7 @@ Token: TypeAlias = int | LazyToken
 
 # "gelu" is the tanh form of GELU, "gelu_erf" the form with the error function, "relu2" the square of ReLU.
 Activation: TypeAlias = Literal["silu", "gelu", "gelu_erf", "relu2"]
-# How gate and up of an expert are combined: `activation(gate) * up`, or the operation `clamped_swiglu`.
+# How an expert combines the outputs of its gate and up projections: `activation(gate) * up`, or `clamped_swiglu`.
 Gating: TypeAlias = Activation | Literal["clamped_swiglu"]
 
 # The constants of the gating "clamped_swiglu", from gpt-oss.
@@ -65,11 +65,11 @@ HeadNorms: TypeAlias = tuple[RMSNorm, RMSNorm] | None
 
 
 class LowRank(NamedTuple):
-    """The LoRA matrices of all adapters of a linear layer, side by side: see `weights/adapters.py`.
+    """The LoRA matrices of all adapters of a linear layer, concatenated: see `weights/adapters.py`.
 
     Attributes:
-        a: (M, K), where M is the sum of the LoRA ranks of all adapters, plus padding.
-        b: (N, M).
+        a: has the matrix (M, K), where M is the sum of the LoRA ranks of all adapters, plus padding.
+        b: has the matrix (N, M).
     """
 
     a: Linear
@@ -99,8 +99,8 @@ class Scores:
 
     Attributes:
         softcap: if given, each score becomes `softcap * tanh(score / softcap)`.
-        sinks: (H,) one additional score for each query head, or None. A sink counts in the maximum and the divisor of
-            the softmax, but no value vector belongs to it. Prepared by `Backend.prepare`.
+        sinks: (H,) one additional score for each query head, or None; prepared by `Backend.prepare`. A sink counts in
+            the maximum and the divisor of the softmax, but has no value vector.
     """
 
     scale: float
@@ -112,8 +112,8 @@ class Growth(NamedTuple):
     """Llama 4's attention scaling: queries at position p are multiplied by `1 + beta * ln(1 + (p + first) // length)`.
 
     Attributes:
-        length: the number of positions with the same factor.
-        first: the number from which the formula counts positions: 0 or 1.
+        length: the number of successive positions with the same factor.
+        first: the number of the first position in the formula: 0 or 1.
     """
 
     beta: float
@@ -130,12 +130,12 @@ class Rope:
     """Rotary position embedding: pair j of a head is rotated by `position * frequencies[j]` radians.
 
     The pairs are (j, j + head_dim/2), the layout of GGUF's "neox" models. Every scaling rule (linear, llama3, YaRN,
-    LongRoPE, dynamic NTK) only changes frequencies and lengths, so backends have no code for scaling. A pair that is
-    not rotated has the frequency 0.
+    LongRoPE, dynamic NTK) only changes `frequencies` and `lengths`, so backends have no code for scaling. The frequency
+    of a pair that is not rotated is 0.
 
     Attributes:
-        lengths: a factor for each pair, by which its cosine and sine are multiplied; None for 1.
-        growth: a factor by which queries, but not keys, are multiplied, depending on the position; None for 1.
+        lengths: for each pair, a factor of its cosine and sine; None if all factors are 1.
+        growth: a factor of queries, but not of keys, that depends on the position; None if it is always 1.
     """
 
     frequencies: tuple[float, ...]
@@ -163,7 +163,7 @@ class Rope:
 class Convolution:
     """A causal convolution over the tokens of a sequence, separate for each of C channels.
 
-    `weight` is (W, C), from the oldest of W tokens to the newest; `bias` is (C,) or None.
+    `weight` is (W, C), with a row for each of the last W tokens, oldest first; `bias` is (C,) or None.
     """
 
     name: str
@@ -180,7 +180,7 @@ class DeltaRule:
     Networks", arXiv 2412.06464.
 
     Attributes:
-        rate: (H,) the logarithm of the decay factor for a time step of 1; it is below 0.
+        rate: (H,) the logarithm of the decay for a time step of 1; below 0.
         dt_bias: (H,) added to the time step before softplus.
         are_neighbors: whether the value heads of one key head are adjacent. If so, value head h reads key head
             h // (H / G), otherwise key head h % G.
@@ -202,10 +202,11 @@ class DeltaRule:
 
 @dataclass(frozen=True, eq=False)
 class DeltaNet:
-    """A token mixer with linear attention: a gated delta net, as in Qwen3-Next.
+    """A token mixer (in place of attention) with the gated delta rule, as in Qwen3-Next.
 
     Attributes:
-        projections: four linear layers, to queries, keys and values; to the output gate; to beta; to the time step.
+        projections: four linear layers: to queries, keys and values together; to the output gate; to beta; to the time
+            step.
         conv: the convolution of queries, keys and values.
         norm: the norm of each head's output, before the gate.
         state: the shapes of the two arrays of the layer's state: the convolution's last inputs, (W - 1, C), and the
@@ -229,9 +230,9 @@ class StateSpace:
     2405.21060.
 
     Attributes:
-        rate: (H,) the logarithm of the decay factor for a time step of 1; it is below 0.
+        rate: (H,) the logarithm of the decay for a time step of 1; below 0.
         dt_bias: (H,) added to the time step before softplus.
-        skip: (H,) each head's input, multiplied by this factor, is added to its output.
+        skip: (H,) the factor by which each head's input is multiplied before it is added to the head's output.
     """
 
     name: str
@@ -246,17 +247,17 @@ class StateSpace:
 
 @dataclass(frozen=True, eq=False)
 class Mamba2:
-    """A token mixer with a Mamba2 state space.
+    """A token mixer (in place of attention) with a Mamba2 state space.
 
     Attributes:
         projection: a linear layer to the gate (H*P columns), the input of `conv` (H*P + 2*G*N columns) and the time
             step (H columns), in this order.
         conv: the convolution of the state space's input (H*P channels), B (G*N) and C (G*N).
-        norm: the RMS norm (H*P,) of the gated output; None for no norm.
-        norm_groups: the number of groups of columns that are normed separately.
+        norm: the RMS norm of the gated output, with a weight (H*P,); None if the output is not normed.
+        norm_groups: the number of column groups that `norm` norms separately.
         state: the shapes of the two arrays of the layer's state: the convolution's last inputs, (W - 1, channels), and
             the matrices, (H, N, P).
-        scales: two factors, by which the gate and the time step are multiplied after the projection.
+        scales: the factors of the gate and of the time step, which are multiplied after the projection.
     """
 
     projection: Linear

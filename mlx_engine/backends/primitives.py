@@ -77,16 +77,17 @@ class Primitives(ABC):
         """Return causal softmax attention (R, H, E) within each sequence; query head h reads KV head `h // (H // G)`.
 
         `q` has the queries (R, H, E) of the last `counts[b]` tokens of each sequence b, end to end. A token attends to
-        itself and to all earlier tokens or, with a window, only to the positions from `first_visible` (`batch.py`) on.
+        itself and to all earlier tokens. With a window (`kv.window`), the first position to which a token attends is
+        `first_visible` of `batch.py`.
         """
 
     @abstractmethod
     def convolve(self, x: Array, conv: Convolution, state: StateView) -> Array:
         """Return the causal convolution (T, C) within each sequence: row t is `sum_w weight[w] * x[t - W + 1 + w]`.
 
-        C is the number of channels here, and W the width of the convolution. The bias, if any, is added. The state of a
-        sequence is the W - 1 inputs before its first row, (W - 1, C), read and written for each run of rows: see
-        `StateView`.
+        C is the number of channels here, and W the width of the convolution. The bias, if any, is added. The state
+        (W - 1, C) has the last W - 1 inputs. It is read before each run of consecutive rows, and written after the run:
+        see `StateView`.
         """
 
     @abstractmethod
@@ -97,7 +98,8 @@ class Primitives(ABC):
         step are (T, H). Each query and key is scaled to length 1: `q / sqrt(sum(q**2) + 1e-6)`. Then each value head,
         with its state M (E, P), and the q and k of its key head (`DeltaRule.key_head`), computes
         `M *= exp(rate * softplus(step + dt_bias))`, `M += outer(k, sigmoid(beta) * (v - k @ M))`, and its output
-        `q @ M / sqrt(E)`. The state (H, E, P) is read and written for each run of rows, see `StateView`.
+        `q @ M / sqrt(E)`. The state (H, E, P) is read before each run of consecutive rows, and written after the run:
+        see `StateView`.
         """
 
     @abstractmethod
@@ -106,8 +108,8 @@ class Primitives(ABC):
 
         Axis letters are those of `StateSpace`. A row of x has inputs (H, P), B (G, N) and C (G, N); step is (T, H).
         With `dt = softplus(step + dt_bias)`, each head, with its input x (P,) and its state M (N, P), computes
-        `M = exp(rate * dt) * M + outer(B, dt * x)`, and its output `C @ M + skip * x`. The state (H, N, P) is read and
-        written for each run of rows, see `StateView`.
+        `M = exp(rate * dt) * M + outer(B, dt * x)`, and its output `C @ M + skip * x`. The state (H, N, P) is read
+        before each run of consecutive rows, and written after the run: see `StateView`.
         """
 
     @abstractmethod
@@ -181,8 +183,8 @@ class Primitives(ABC):
     def expert_linear(self, x: Array, linear: ExpertLinear, ids: Array) -> Array:
         """Return (T*C, N): for each token and each of its experts `ids` (T, C), the product with that expert's matrix.
 
-        x is (T, K), with one row for all experts of a token, or (T*C, K), with a row for each expert of a token. The
-        matrices of experts that no token has chosen are not read.
+        x is (T, K), with one row for all experts of a token, or (T*C, K), with a row for each expert of a token. If no
+        token has chosen an expert, its matrix is not read.
         """
 
     @abstractmethod

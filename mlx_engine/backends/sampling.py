@@ -7,8 +7,8 @@ random number u in [0, 1) for the draw, so that the same seed gives the same tex
 
 Ranks (processes that share a model) send logits to each other: slices of the vocabulary with tensor parallelism, whole
 rows in a pipeline. If a pass needs only the k largest logits of each row (`Batch.best`), ranks send only these
-(`packed`). The receiver sets all other columns to a smaller value (`unpacked`), so the k largest logits of the row are
-correct; among equal logits, those in the first columns count as larger, as in `largest`.
+(`packed`), if that takes fewer bytes (`packs`). The receiver sets all other columns to a smaller value (`unpacked`), so
+the k largest logits of the row are correct. Equal logits are ranked by column, lowest first, as in `largest`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from mlx_engine.options import Sampling
 # The smallest and the largest positive normal float32 number. Repetition penalties are clipped to this range.
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
-# A table for `masked`. For each byte, it has 8 numbers, from the lowest bit on: plus infinity for a bit that is 1, and
-# minus infinity for a bit that is 0.
+# A table (256, 8) for `masked`. For each value of a byte, it has 8 numbers, from the lowest bit on: plus infinity for a
+# bit that is 1, and minus infinity for a bit that is 0.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 LIMITS = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf))
 
@@ -132,8 +132,8 @@ def largest(values: np.ndarray, n: int) -> np.ndarray:
     """Return the indices of the n >= 1 largest of (V,) values, largest first; of equal ones, the lowest index first."""
     if n >= len(values):
         return np.argsort(-values, kind="stable")
-    # Sorting a whole vocabulary takes milliseconds. So find a number, `least`, that at least n values reach, and sort
-    # only these values. The n-th largest of the groups' maxima is such a number.
+    # Sorting a whole vocabulary takes milliseconds. So sort only the values that are at least `least`, the n-th largest
+    # of the groups' maxima. At least n values reach `least`, so the n largest values are among them.
     maxima = _maxima(values)
     maxima = maxima if n <= len(maxima) else values
     least = np.partition(maxima, len(maxima) - n)[len(maxima) - n]
@@ -165,8 +165,8 @@ def packs(k: int | None, n: int) -> bool:
 def packed(logits: NDArray[np.float32], k: int) -> NDArray[np.float32]:
     """Return (R, 2, k): the k largest of a rank's logits (R, N), and their columns as float32, exact below 2**24.
 
-    If the rank has fewer than k columns, the remaining items are minus infinity. If a row is not finite, its first
-    value is NaN.
+    If the rank has fewer than k columns, the remaining items are minus infinity. If a row has a value that is not
+    finite, the first item of its result is NaN.
     """
     found = np.full((len(logits), 2, k), -np.inf, dtype=np.float32)
     for row, out in zip(logits, found, strict=True):
@@ -181,7 +181,7 @@ def packed(logits: NDArray[np.float32], k: int) -> NDArray[np.float32]:
 def unpacked(gathered: NDArray[np.float32], n: int) -> NDArray[np.float32]:
     """Return (R, n) logits from the packed logits (size, R, 2, k) of all ranks, where `size` is the number of ranks.
 
-    Each rank has ceil(n / size) columns; the last ranks may have fewer.
+    Each rank has ceil(n / size) columns of the vocabulary, in rank order; the last ranks may have fewer.
     """
     size, n_rows = gathered.shape[:2]
     made = np.empty((n_rows, n), dtype=np.float32)
@@ -190,10 +190,10 @@ def unpacked(gathered: NDArray[np.float32], n: int) -> NDArray[np.float32]:
             row[:] = np.nan
             continue
         values, columns = gathered[:, r, 0], gathered[:, r, 1]
-        there = np.isfinite(values)
-        least = float(values[there].min())
+        is_sent = np.isfinite(values)
+        least = float(values[is_sent].min())
         row[:] = max(least - 1 - abs(least), -LARGEST)
         for rank in range(size):
-            here = columns[rank, there[rank]].astype(np.int64)
-            row[rank * -(-n // size) + here] = values[rank, there[rank]]
+            own_columns = columns[rank, is_sent[rank]].astype(np.int64)
+            row[rank * -(-n // size) + own_columns] = values[rank, is_sent[rank]]
     return made

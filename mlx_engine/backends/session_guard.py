@@ -12,13 +12,13 @@ from mlx_engine.machine.forks import abandoned, kept_over_forks
 
 
 class SessionGuard:
-    """Refuses sessions of a closed or forked backend (`check`); allows one thread at a time a session (`held`).
+    """Refuses sessions of a closed or forked backend (`check`), and lets one thread at a time hold a session (`held`).
 
     Copies of a backend share the guard of the original.
     """
 
     def __init__(self, name: str, *, survives_fork: bool = True) -> None:
-        # The id of the only process that may have sessions; None if forked processes may have sessions, too.
+        # The id of the only process in which sessions are possible; None if forked processes can have sessions, too.
         self._name, self._process = name, None if survives_fork else os.getpid()
         self._lock, self._is_closed = threading.RLock(), False
         if survives_fork:
@@ -48,7 +48,11 @@ class SessionGuard:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Wait until no other thread has a session, then hold the session; may be nested. Raises as `check`."""
+        """Wait until no other thread holds a session, then hold one in the `with` block. A thread may nest the blocks.
+
+        Raises:
+            ClosedError, BackendUnavailableError: see `check`.
+        """
         self.check()
         with self._lock:
             self.check()  # another thread may have closed the backend while this thread waited
@@ -56,15 +60,15 @@ class SessionGuard:
 
     @contextmanager
     def close(self) -> Iterator[None]:
-        """Refuse all later sessions, wait until the current session ends, and hold the session in the `with` block."""
+        """Refuse all later sessions, and wait until the current session ends before the `with` block begins."""
         self._is_closed = True
-        # In a forked process, do not wait for a lock that is held by a thread of the parent process.
+        # In a forked process, a thread of the parent process may hold the lock, and would never release it here.
         is_lost = self._process not in (None, os.getpid()) or self._lock in abandoned
         with nullcontext() if is_lost else self._lock:
             yield
 
     def hold_for_ever(self, seconds: float) -> bool:
-        """Hold the session until the process ends, so that no thread runs a pass during the exit.
+        """Hold the session until the process ends, so that no other thread runs a pass during the exit; return True.
 
         Return False if another thread does not end its session within the given seconds, or if this process was forked
         and the backend does not work here.

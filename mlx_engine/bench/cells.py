@@ -36,8 +36,8 @@ class TimedTest:
     """A test that is run step by step.
 
     Attributes:
-        request: the request of the test. Its metrics have one time per pass: the prefill if the test has a prompt, then
-            one per generated token.
+        request: the request of the test. Its metrics have the time of each pass: first of the prefill, if the test has
+            a prompt, then of each decode pass.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TimedTest:
         """Prefill the context of the test, and submit the request.
 
         `ids` are the tokens of context and prompt; without a prompt, the tokens of the context and one more. With
-        `overlap`, a lazy backend submits a pass before the previous one has ended.
+        `overlap` and `kv`, a lazy backend submits a pass before the previous one has ended.
         """
         self.request = _request(ids, test.n_gen + (test.n_prompt > 0), clock)
         self._n_cached = test.depth if kv else 0
@@ -61,12 +61,12 @@ class TimedTest:
             pool = model.new_pool(self.request.longest, longest_pass=self.request.longest, kept=False)
             self._scheduler = Scheduler(model, pool, clock=clock)
         else:
-            # The pool and prefix cache of the last test refer to each other, so only the garbage collector frees them.
-            # This test reuses their memory: page faults of new memory took 120 of the 1,380 ms in which the shape of
-            # Qwen3 0.6B prefills 512 tokens.
+            # The pool and prefix cache of the previous test refer to each other, so only the garbage collector frees
+            # them. The new pool then reuses their memory. Without this, page faults took 120 of the 1,380 ms in which
+            # the shape of Qwen3 0.6B prefills 512 tokens.
             gc.collect()
-            # With a context, two sequences: the prefix cache holds the context, and the test's sequence copies the last
-            # page of the context.
+            # A context needs memory for two sequences: the prefix cache holds the context, and the test's sequence
+            # copies the last page of the context.
             pool = model.new_pool(self.request.longest, n_sequences=2 if self._n_cached else 1)
             prefix = PrefixCache(pool) if self._n_cached else None
             self._scheduler = Scheduler(model, pool, prefix=prefix, overlap=overlap, clock=clock)
@@ -83,7 +83,7 @@ class TimedTest:
         return len(self.request.metrics.passes)
 
     def step(self) -> None:
-        """Run one step; raise the error of a request that fails."""
+        """Run one step. If the request fails, raise its error."""
         self._step(self.request)
         if self.request.n_cached != self._n_cached:
             found = f"{self.request.n_cached} of {self._n_cached}"
@@ -102,12 +102,12 @@ class TimedTest:
 
 
 def _request(ids: Sequence[int], n_new: int, clock: Callable[[], float]) -> Request:
-    """Return a greedy request for `n_new` tokens, whose text is not decoded."""
+    """Return a greedy request for `n_new` tokens, which are not decoded to text."""
     options = Options(ignore_eos=True)
     return Request(ids, options, [Output(options, max_tokens=n_new, text=NoText(), end_ids=())], metrics=Metrics(clock))
 
 
-# The time of a long prompt is estimated from prompts of these lengths.
+# The time of a long prompt is estimated from prefills of these lengths.
 PROBES = (4, 64)
 
 
@@ -175,7 +175,7 @@ def check(test: Test, engine: Engine | CheckedCheckpoint) -> None:
 
 
 def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]:
-    """Time prefills of `PROBES` tokens, each twice, until the deadline; return length and s per token of the last."""
+    """Time two prefills of each length in `PROBES`, until the deadline; return length and s per token of the last."""
     probed, per_token = 0, 0.0
     with engine.backend.session():
         for n in PROBES:
@@ -200,7 +200,7 @@ def _estimate(
 
 
 def _run(engine: Engine, test: Test, ids: list[int], *, kv: bool, overlap: bool, deadline: float | None) -> Result:
-    """Run the test once. If decode reaches the deadline, extrapolate the times of the remaining passes."""
+    """Run the test once. If the deadline passes during decode, extrapolate the times of the remaining passes."""
     n_prefills = 1 if test.n_prompt else 0
     with engine.backend.session():
         timed = TimedTest(engine.model, test, ids, kv=kv, overlap=overlap, clock=time.perf_counter)
@@ -236,9 +236,9 @@ def affordable(result: Result, seconds: float) -> int:
 def components(engine: Engine, test: Test, n_passes: int, *, seed: int = 0) -> dict[str, Any] | None:
     """Profile the prefill of `test`, or one decode step if it has no prompt, with a KV cache.
 
-    Of `n_passes` profiled passes, take the one with the median duration. Return milliseconds, calls, floating-point
-    operations and bytes per operation, and milliseconds per part of the model; None for a test of prefill and decode,
-    or for 0 passes.
+    Of `n_passes` profiled passes, take the one with the median duration. Return its milliseconds; for each
+    operation, the milliseconds, calls, FLOPs and bytes; for each part of the model, the milliseconds. Return None if
+    the test has both prefill and decode, or `n_passes` is 0.
     """
     if n_passes < 1 or (test.n_prompt and test.n_gen):
         return None

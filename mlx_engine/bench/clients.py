@@ -53,7 +53,7 @@ class Scheduled:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine, self._sizes, self._clock = engine, sizes, clock
-        # One sequence more than there are clients, because the prefix cache may keep the prompt of an ended request.
+        # Memory for one sequence more than `slots`, because the prefix cache may keep the prompt of an ended request.
         n_tokens = (slots + 1) * (longest + PAGE)
         self._settings = {
             "slots": slots,
@@ -145,7 +145,7 @@ class _Clients:
         n_new = n_tokens - timed.n_tokens
         timed.arrivals += [now] * n_new
         timed.n_tokens, timed.n_cached = n_tokens, request.n_cached
-        # The last token of an answer is not in the KV cache.
+        # The newest token of an answer is not in the KV cache yet.
         before = self._lengths.get(request, request.n_cached)
         self._lengths[request] = length = request.n_prefilled + max(n_tokens - 1, 0)
         return length - before, before, n_new
@@ -348,9 +348,11 @@ class Steps:
     """The steps of a scheduler in a run.
 
     Attributes:
+        n: number of steps.
         n_rows: tokens that the steps computed, of prompts and answers.
-        n_decoding: number of steps that continued answers.
+        n_decoding: number of steps that computed tokens of answers.
         n_decoded: tokens of answers that these steps computed.
+        flops: floating-point operations of the steps.
         nbytes: bytes that the steps read from memory.
     """
 
@@ -408,11 +410,11 @@ def figures(run: Run, limits: dict[str, float] | None = None) -> Figures:
 
 
 def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
-    """Return the rows per step of a run, bytes and operations per second, and with `limits` also shares and limits.
+    """Return a run's rows per step, GB/s and GFLOP/s; with `limits`, also the limits and the figures that need them.
 
-    `read_share` and `peak_share` are the bytes and operations per second, divided by memory bandwidth and peak.
-    `memory_limit_ts` is the tokens per second of a run that only reads the weights, keys and values, at the memory
-    bandwidth. `arithmetic_limit_ts` is the tokens per second of a run that only does the arithmetic, at the peak.
+    `read_share` is GB/s divided by the memory bandwidth, `peak_share` GFLOP/s divided by the peak. `memory_limit_ts` is
+    the tokens per second of a run that only reads the weights, keys and values, at the memory bandwidth.
+    `arithmetic_limit_ts` is the tokens per second of a run that only does the arithmetic, at the peak.
     """
     found: Figures = {
         "n_steps": steps.n,
@@ -433,7 +435,7 @@ def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:
-    """Return the median for q = 0.5; for another q, the smallest value that is at least a share q of the values."""
+    """Return the median if q is 0.5, else the smallest value v for which at least a share q of the values is <= v."""
     if not values:
         return None
     if q == 0.5:
@@ -472,10 +474,10 @@ class Load:
     """The requests of each client.
 
     Attributes:
-        n_prompt: tokens of each prompt after the shared prefix.
+        n_prompt: tokens of each prompt, without the shared prefix.
         n_gen: tokens of each answer.
         requests: requests of each client.
-        shared_prefix: tokens at the beginning of each prompt that all prompts of a run share.
+        shared_prefix: tokens of the prefix that all prompts of a run share; 0 for none.
     """
 
     n_prompt: int = 128
@@ -507,7 +509,7 @@ class Load:
         }
 
     def draws(self, number: int, n_clients: int) -> random.Random:
-        """Return the random generator of a run: round `number` with `n_clients`. Each run has other prompts."""
+        """Return the random generator for the prompts of a run, which differ in each round and for each `n_clients`."""
         return random.Random(f"{self.seed} {number} {n_clients}")
 
     def prompts(self, target: Target, draws: random.Random, n_clients: int) -> list[Prompt]:

@@ -1,8 +1,8 @@
 """Compare measurements: two files of `bench`, or two bottleneck reports of the same model and machine.
 
-A factor is the old time divided by the new time, so above 1 means faster. The table notes "within the spread" if the
-ranges of both measurements overlap (minimum to maximum of the samples, in reports the quartiles): the difference may be
-noise.
+A factor is the old time divided by the new time, so above 1 means faster. The note "within the spread" means that the
+difference may be noise, because the ranges of both measurements overlap. A range is from the minimum to the maximum of
+the samples; in reports, from the first to the third quartile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mlx_engine.bench.tables import Key, Row, aligned, content, figure, millisec
 from mlx_engine.errors import FormatError, OptionError, is_number
 
 HEAD = ("component", "old ms", "new ms", "factor", "note")
-# With only one sample, a slowdown below this factor counts as noise.
+# If the old or the new time has only one sample, a slowdown below this factor counts as noise.
 NOISE = 1.05
 
 
@@ -29,7 +29,7 @@ def once(name: str, old: Sequence[Row], new: Sequence[Row]) -> list[str] | None:
 
 
 def timing(old: Row, new: Row) -> list[str]:
-    """Compare milliseconds: of the whole prompt or, if tokens are generated, per token of prompt and answer."""
+    """Compare the milliseconds of a prefill or, if tokens are generated, per token of prompt and answer."""
     n = 1 if not new["n_gen"] else new["n_prompt"] + new["n_gen"]
     title = f"prefill, {new['test']}" if not new["n_gen"] else f"per token, {new['test']}"
     times = [[seconds * 1e3 / n for seconds in row["samples_s"]] for row in (old, new)]
@@ -54,7 +54,7 @@ def change(title: str, before: float | None, after: float | None, note: str = ""
 
 
 def component_tables(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
-    """Yield a table of the model's parts, a table of its operations, and the operation that changed most."""
+    """Yield a table of the model's parts, a table of its operations, and a sentence that names the largest change."""
     before, after = _as_is(old.get("ms")), _as_is(new.get("ms"))
     for title in ("parts", "ops"):
         old_ms, new_ms = _named(old.get(title)), _named(new.get(title))
@@ -69,13 +69,13 @@ def component_tables(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
 
 
 def _named(found: Any) -> dict[str, float | None]:
-    """Return milliseconds by name, of parts or of operations."""
+    """Map the name of each part or operation to its milliseconds, or to None if these are unknown."""
     items = found.items() if isinstance(found, dict) else ()
     return {str(name): _as_is(of.get("ms") if isinstance(of, dict) else of) for name, of in items}
 
 
 def _shared(line: list[str], new: dict[str, float | None], whole: float | None) -> list[str]:
-    """Insert the component's share of the whole new pass into a line."""
+    """Insert a component's share of the new pass, which takes `whole` ms, into its line."""
     ms = new.get(line[0])
     return [*line[:-1], "-" if not ms or not whole else f"{ms / whole:.1%}", line[-1]]
 
@@ -149,7 +149,7 @@ def _name(key: Key) -> str:
 
 
 def _section(group: Key, pairs: Sequence[tuple[Row, Row]]) -> Iterable[str]:
-    """Yield the comparison of all tests with the same model, backend and options: times, then the profile of each."""
+    """Yield the comparison of tests with the same model, backend and options: a table of times, then each profile."""
     lines = [once(name, [pair[0] for pair in pairs], [pair[1] for pair in pairs]) for name in ("load", "warm_up")]
     lines += [timing(old, new) for old, new in pairs]
     yield f"## {_name(group)}"
@@ -165,7 +165,7 @@ def _section(group: Key, pairs: Sequence[tuple[Row, Row]]) -> Iterable[str]:
 Report = dict[str, Any]
 
 KIND = "bottlenecks"
-# Fields that must be equal in two comparable reports.
+# Fields that must be equal in two reports, so that they can be compared.
 SAME = {
     "model": ("architecture", "parameters", "layers", "width", "vocabulary"),
     "machine": ("processor", "cores"),
@@ -217,7 +217,7 @@ CHANGED = {
     "settings": ("quant", "quant_min_dim", "quant_layers"),
     "machine": ("system",),
 }
-# Operations that take less than this share of the new pass, in both reports, are not compared.
+# An operation is left out if it takes, in both reports, less than this share of all operations of the new report.
 SMALL = 0.005
 
 

@@ -59,7 +59,7 @@ def warm_up(target: Target, plan: Plan) -> None:
 def interleaved(
     plan: Plan, sample: Callable[[int, int, float | None], Sample], announce: Announce
 ) -> Iterator[dict[int, list[Sample]]]:
-    """Run the rounds; after each, yield all samples so far by number of clients.
+    """Run the rounds. After each round, yield a map from each number of clients to its samples so far.
 
     `announce` is called before each run with (runs done, runs in total, title), then `sample` with (round, number of
     clients, seconds that are left or None).
@@ -88,7 +88,7 @@ def _title(plan: Plan, n: int) -> str:
 
 
 def throughput(target: Target, plan: Plan, limits: Limits | None, announce: Announce) -> Iterator[list[Row]]:
-    """Yield a row for each number of clients, after each round: rates, latencies, and shares of the limits."""
+    """After each round, yield a row for each number of clients: rates, latencies, and shares of `limits`."""
 
     def sample(number: int, n: int, left: float | None) -> Sample:
         prompts = plan.load.prompts(target, plan.load.draws(number, n), n)
@@ -106,10 +106,10 @@ def throughput(target: Target, plan: Plan, limits: Limits | None, announce: Anno
 
 
 def shared_prefix(target: Target, plan: Plan, announce: Announce) -> Iterator[list[Row]]:
-    """Yield a row for each number of clients, after each round: times to first token with and without cached prefix.
+    """After each round, yield a row for each number of clients: times to first token with and without cached prefix.
 
-    Cold: one request whose prefix no earlier request had. Warm: all clients, with prompts that begin with this prefix.
-    Control: all clients, with prompts of the same length that share no prefix.
+    The cold run is one request, whose prefix is new. In the warm run, the prompts of all clients begin with this
+    prefix. In the control run, the prompts of all clients have the same length, but share no prefix.
     """
     load = plan.load
 
@@ -165,7 +165,7 @@ def engine_rows(
     overlap: bool = True,
     **how: Any,
 ) -> Iterator[list[Row]]:
-    """Yield all rows so far, after each round: one per backend and number of clients. `how`: see `run.engines`.
+    """After each round, yield all rows so far, one per backend and number of clients. `how` is passed to `run.engines`.
 
     Raises:
         BackendUnavailableError: a name is not the name of a backend.
@@ -187,7 +187,7 @@ def engine_rows(
         target = Scheduled(bench.engine, bench.sizes, prefix_cache=prefix_cache, **settings)
         rows: list[Row] = []
         for measured in target_rows(target, plan, bench.limits, announce):
-            # Other ranks of this run may be on this machine, and would count as the load of other processes.
+            # The load of other processes is unknown with several ranks, because it would include ranks on this machine.
             unknown = fields(None) if bench.engine.model.is_shared else {}
             rows = [{**about, **bench.about(), **row, **unknown} for row in measured]
             yield [*found, *rows]
@@ -196,17 +196,17 @@ def engine_rows(
 
 
 def server_rows(server: Served, plan: Plan, *, announce: Announce = lambda *report: None) -> Iterator[list[Row]]:
-    """Yield all rows so far, after each round: one per number of clients of a server."""
+    """After each round, yield all rows so far, one per number of clients of a server."""
     common = {**origin(), "model_name": server.model, "model_size": None, "model_n_params": None, "quant": "keep"}
     common |= {"backend": "HTTP", "url": server.url, "device": None, "threads": None, "unavailable": None, "kv": True}
-    # The server may be on this machine, and would count as the load of other processes.
+    # The load of other processes is unknown, because it would include a server on this machine.
     common |= fields(None)
     for rows in target_rows(server, plan, None, announce):
         yield [{**row, **common} for row in rows]
 
 
 def target_rows(target: Target, plan: Plan, limits: Limits | None, announce: Announce) -> Iterator[list[Row]]:
-    """Warm up, then yield all rows after each round, of `shared_prefix` if the load has one, else of `throughput`."""
+    """Warm up, then yield the rows of `shared_prefix` if the prompts share a prefix, else the rows of `throughput`."""
     announce(0, plan.rounds * len(plan.concurrency), _title(plan, plan.concurrency[0]))
     warm_up(target, plan)
     if plan.load.shared_prefix:
@@ -215,7 +215,7 @@ def target_rows(target: Target, plan: Plan, limits: Limits | None, announce: Ann
         yield from throughput(target, plan, limits, announce)
 
 
-# Title and field of each column.
+# (title, field of a row) of each column.
 THROUGHPUT = (
     ("t/s", "total_ts"),
     ("gain", "gain"),

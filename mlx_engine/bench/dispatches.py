@@ -1,7 +1,8 @@
 """Count the GPU dispatches (kernel launches) of one decode step, for the command `backends -m MODEL`.
 
-Launches of this project's kernels are counted; for each of MLX's operations, the table `STOCK` has the number. In small
-models, waiting for the previous dispatch takes longer than reading the bytes of a dispatch.
+Launches of this project's kernels are counted. The table `STOCK` has the number of dispatches of each MLX operation. In
+a small model, a dispatch waits for the previous one longer than it reads memory, so the number of dispatches determines
+the speed.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from mlx_engine.loop.forward import wanted_logits
 from mlx_engine.options import OFF
 from mlx_engine.weights.model import Model, open_model
 
-# From this number of keys on, MLX splits attention into two dispatches on large GPUs; smaller GPUs have a higher bound.
+# From this number of keys on, MLX splits attention into two dispatches on large GPUs; smaller GPUs need more keys.
 TWO_PASSES = 1024
-# Head dims of MLX's attention kernel for one query. Others take UNFUSED dispatches: scale, matmul, softmax, matmul.
+# The head dims that MLX's attention kernel for one query supports. Attention with another head dim takes UNFUSED
+# dispatches: scale, matmul, softmax, matmul.
 FUSED_HEADS, UNFUSED = (64, 96, 128, 256), 4
-# MLX splits the sum of a row of more elements into two dispatches.
+# If a row has more elements than this, MLX splits its sum into two dispatches.
 LONGEST_SUM = 4096
 # Dispatches of attention with a soft cap: scale, matmul, tanh, multiply, softmax, matmul.
 CAPPED = 6
@@ -59,7 +61,7 @@ def _rms_norm(backend: Any, x: Any, weight: Any, eps: float) -> int:
 
 
 def _launches(backend: Any, kernel: str) -> bool:
-    """Return whether the backend runs this kernel of ours, whose launches `counted` counts."""
+    """Return whether the backend runs our kernel of this name; if so, `counted` counts its launches."""
     kernels = getattr(backend, "kernels", None)
     return kernels is not None and kernel not in kernels.refused
 
@@ -74,15 +76,16 @@ def _product(backend: Any, weight: Any) -> int:
 def _embed(backend: Any, table: Any, ids: Any) -> int:
     """Return MLX's dispatches of a lookup; 0 if our kernel does it.
 
-    A float table has one gather, a `GroupMatrix` three (quants, scales, biases) and the dequantisation. For a
-    `SplitMatrix`, MLX gathers quants and scales, computes scales and biases, and dequantises.
+    A float table takes one gather. A `GroupMatrix` takes three gathers (quants, scales, biases) and a dequantisation.
+    For a `SplitMatrix`, MLX gathers quants and scales, computes scales and biases, and dequantises.
     """
     if isinstance(table, SplitMatrix):
         return 5 if "embed_rows" in table.kernels.refused else 0
     return 4 if isinstance(table, GroupMatrix) else 1
 
 
-# Dispatches of each `MlxBackend` operation for one token. Views have none: `heads`, `merge`, `take`.
+# Maps each operation of `MlxBackend` to a function that returns its dispatches for one token. The operations `heads`,
+# `merge` and `take` are absent: they make views, without a dispatch.
 STOCK: dict[str, Callable[..., int]] = {
     "embed": _embed,
     "linear": _linear,
@@ -99,16 +102,17 @@ STOCK: dict[str, Callable[..., int]] = {
     "soft_cap": lambda *_: 3,
     "argmax": lambda *_: 1,
     "row_sums": lambda _, logits: 1 if logits.shape[-1] <= LONGEST_SUM else 2,
-    # The store has no other reference, so MLX writes it in place.
+    # MLX writes to the store in place, because nothing else refers to it. If k and v are halves of one array, MLX
+    # writes them in one dispatch.
     "kv_write": lambda backend, store, slots, k, v: 1 if joined(k, v) is not None else 2,
 }
 
 
 @dataclass(frozen=True)
 class Dispatches:
-    """The dispatches of one decode step, by kernel or operation.
+    """The dispatches of one decode step. Both fields map the names of kernels and operations to numbers of dispatches.
 
-    `layer` has the mean over all layers, rounded up, and `around` the dispatches of the operations in `AROUND`.
+    `layer` has the mean over all layers, rounded up. `around` has the dispatches of the operations in `AROUND`.
     """
 
     layer: dict[str, int]

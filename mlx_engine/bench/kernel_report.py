@@ -35,10 +35,10 @@ SIZES = ("hidden_size", "intermediate_size", "n_heads", "n_kv_heads", "head_dim"
 TESTS = (Test(n_prompt=512), Test(n_gen=64))
 REPETITIONS = 5
 # The 16-bit types of activations. With these, the environment variable MLX_ENGINE_TENSORS selects the kernel for the
-# products of prompts. WAYS maps the values of the variable to the Metal operation of the kernel.
+# products of prompts. WAYS maps each value of the variable to the Metal operation that the kernel uses.
 ROUNDED = ("f16", "bf16")
 WAYS = {"on": "matmul2d", "off": "simdgroup_matrix"}
-# The backends to time, by executor: MLX alone, and this project's kernels.
+# Maps each executor to the two backends to time: MLX alone, and MLX with this project's kernels.
 BACKENDS = {"metal": ("mlx", "metal"), "cuda": ("mlx", "cuda"), "emulator": ("mlx", "metal")}
 
 
@@ -47,7 +47,10 @@ def measure(
 ) -> Row:
     """Measure the ladder (matvec kernels from slow to fast, `kernels/lab/ladder.py`) on a model's matrices.
 
-    Each product has `vectors` input vectors. Raise SourceError if there is no such model.
+    Each product has `vectors` input vectors.
+
+    Raises:
+        SourceError: there is no such model.
     """
     from mlx_engine.kernels.lab import bench
     from mlx_engine.kernels.lab.ladder import Product, climb, products
@@ -71,7 +74,7 @@ def measure(
 
 
 def model_sizes(model: str) -> dict[str, int]:
-    """Return the values of `SIZES`. For a model `shape:NAME`, no model file is generated."""
+    """Return a model's `SIZES`. For a model `shape:NAME`, they are in a table, so no model file is generated."""
     shape = SHAPES.get(model.removeprefix(PREFIX)) if model.startswith(PREFIX) else None
     if shape is None:
         checkpoint = open_checkpoint(resolve(model))
@@ -80,7 +83,7 @@ def model_sizes(model: str) -> dict[str, int]:
 
 
 def add_prompts(found: Row, model: str) -> None:
-    """Add the times of matrix products and attention for a prompt, by our kernels and by MLX's."""
+    """Add the times of a prompt's matrix products and attention, with our kernels and MLX's; counts in the emulator."""
     from mlx_engine.kernels.lab.ladder import climb_attention, climb_prompts, products
     from mlx_engine.kernels.metal.prompt_product_tensors import has_accelerators
 
@@ -99,8 +102,8 @@ def add_models(
 ) -> None:
     """Add the model's tokens per second on the backend `mlx`, and on the backend with this project's kernels.
 
-    The activations are float32 and, with the executor `metal`, also each 16-bit type. On a GPU with neural
-    accelerators, each 16-bit type is measured with both kernels of `WAYS`.
+    The activations are float32 and, with the executor `metal`, also each 16-bit type. On a GPU with neural accelerators
+    (as `add_prompts` has found), the backend `metal` is measured with both kernels of `WAYS` for each 16-bit type.
     """
     names, executor = BACKENDS[found["executor"]], found["executor"]
     found["tokens"] = list(rows(model, names, TESTS, repetitions=REPETITIONS, budget=budget))
@@ -171,7 +174,7 @@ def system(found: Row) -> str:
 
 
 def summary(found: Row) -> str:
-    """Return the ladder as a table: bandwidth on a GPU, operation counts in the emulator."""
+    """Return the tables of the ladder and, if measured, of a prompt: times, or operation counts in the emulator."""
     table = _counts(found["ladder"]) if found["executor"] == "emulator" else _rates(found)
     if found["executor"] == "emulator":
         prompts = f"\n\nA prompt:\n\n{_counts(found['prompts'])}" if "prompts" in found else ""
@@ -209,7 +212,7 @@ def _prompts(found: Row) -> str:
 
 
 def _by_type(tokens: Sequence[Row]) -> Iterator[tuple[tuple[str, str], list[Row]]]:
-    """Yield ((type of activations, key of WAYS), rows) for each combination. For float32, the key is ""."""
+    """Yield ((type of activations, key of WAYS), rows) for each combination; with float32, "" in place of the key."""
     for key, ours in groupby(tokens, lambda row: (str(row.get("activations")), str(row.get("tensors", "")))):
         yield key, list(ours)
 

@@ -2,14 +2,15 @@
 
 Times are in milliseconds. A span is the measured time of one call of an operation. An operation's time at the limit is
 the time to read its bytes at the memory bandwidth or the time of its arithmetic at the peak, whichever is longer. Its
-gain is its corrected time (see below) minus its time at the limit.
+gain is its corrected time (see below) minus its time at the limit. A call's excess is its measured time minus its time
+at the limit.
 
 In a profiled pass, each operation is a separate call from Python, and the weights have evicted the interpreter from the
 CPU caches before each call. So the operations together take longer than a plain pass (one without profiling). To
-correct for this, the same time is subtracted from every call, but no operation is reduced below its limit. This time
-makes the operations of a decode step add up to a plain step. It is at most twice the median of (time of a call - its
-time at the limit), so that an operation that is slow for another reason stays slow. Prefill is corrected by the same
-time, because prefill has few and long calls, whose excess is mostly noise.
+correct for this, the same time is subtracted from every call, but no operation is reduced below its limit. The
+subtracted time is chosen so that the operations of a decode step add up to a plain step. It is at most twice the median
+excess of a call, so that an operation that is slow for another reason stays slow. The same time is subtracted from each
+call of prefill. It is not computed from prefill, where calls are few and long, and their excess is mostly noise.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Operation:
     """An operation in the profiled passes: all calls of one role, such as "attn_q+k+v".
 
     Attributes:
-        samples: for each pass, the milliseconds of all its calls.
+        samples: for each pass, the milliseconds of all calls of this operation.
         n_calls: number of calls in all passes.
-        needed: cost of these calls.
+        needed: the cost (FLOPs and bytes) of these calls.
     """
 
     role: str
@@ -76,11 +77,12 @@ def spread(samples: Sequence[float]) -> dict[str, float | int]:
 
 
 def operations(passes: Sequence[Pass]) -> list[Operation]:
-    """Return the operations of passes of one kind, in the order of their first call."""
+    """Return the operations of passes of one kind (decode or prefill), in the order of their first call."""
     found: dict[str, Operation] = {}
     for i, taken in enumerate(passes):
         for span in taken.spans:
-            # Backends compute the norm before the head with different operations, which all get this role.
+            # Backends compute the norm before the head with different operations, which all get this role. The block
+            # `norm_head`, which contains them, keeps its own role.
             role = "output_norm" if span.phase == "norm" and span.op != "norm_head" else span.role
             op = found.setdefault(role, Operation(role, span.phase, [0.0] * len(passes)))
             op.samples[i] += span.own * 1e3
@@ -98,7 +100,7 @@ def phases(taken: Pass) -> dict[str, float]:
 
 
 def layers(passes: Sequence[Pass]) -> list[dict[str, float]]:
-    """Return for each layer the median milliseconds over all passes, of attention and feed-forward separately.
+    """Return for each layer the median milliseconds over all passes: of attention, of feed-forward, and of both.
 
     `jitter` is the layer's time in its slowest pass divided by its time in its fastest pass.
     """
@@ -131,9 +133,9 @@ def is_feed_forward(span: Span) -> bool:
     return span.part.startswith(("ffn", "post_ffw"))
 
 
-# The ranking's line for time outside of operations.
+# The role of the ranking's line for time outside of operations.
 BETWEEN = "between operations"
-# The bound of the correction, as a multiple of the median of (time of a call - its time at the limit).
+# The largest time to subtract from a call, as a multiple of the median excess of a call.
 UNUSUAL = 2
 
 
@@ -159,10 +161,10 @@ class Line:
 
     Attributes:
         measured: the median of the profiled passes.
-        ms: `measured` without profiling overhead.
+        ms: the corrected time: `measured` without profiling overhead.
         floor: the time at the machine's limit, or None if the limit is unknown.
-        bound: "memory" or "arithmetic"; "calls" if the limit is negligible compared with the time; None if the limit
-            is unknown, or the correction reduced the time to the limit.
+        bound: "memory" or "arithmetic"; "calls" if `floor` is less than a tenth (`CALLS`) of `ms`; None if the limit is
+            unknown, or the correction reduced the time to the limit.
     """
 
     op: Operation
@@ -182,7 +184,7 @@ class Line:
         return None if self.floor is None or self.bound is None or self.ms <= 0 else self.floor / self.ms
 
 
-# If the limit is a smaller share of the time than this, the operation is bound by call overhead.
+# If the time at the limit is less than this share of the corrected time, the operation is bound by call overhead.
 CALLS = 0.1
 
 
@@ -215,8 +217,9 @@ def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much:
     if too_much <= 0:
         return 0.0
     for most, n in excess:
-        # Operations are in ascending order of their excess per call. If it is not enough to reduce all remaining calls
-        # by `most`, the whole excess of this operation, only the calls of later operations are reduced further.
+        # Operations are in ascending order of `most`, their excess per call. Reduce all remaining calls by `most`, or
+        # less if that is enough. Otherwise the calls of this operation are now at their limit, and only the calls of
+        # later operations are reduced further.
         if too_much <= (most - off) * calls:
             off += too_much / calls
             break
@@ -239,8 +242,8 @@ def ranked(
 ) -> list[dict[str, float | str | None]]:
     """Rank operations and the time between them by gain, or by time if the limits are unknown.
 
-    Shares are relative to `whole` ms. If `between`, the ms between operations, may be noise (not `is_sure`), its gain
-    is 0.
+    Shares are relative to `whole` ms. `between` is the ms between operations; unless `is_sure`, it may be noise, and
+    its gain is 0.
     """
     rows: list[dict[str, float | str | None]] = [
         {"role": line.op.role, "ms": line.ms, "limit_ms": line.floor, "gain_ms": line.gain} for line in found
@@ -261,7 +264,7 @@ def gain_of(row: dict[str, float | str | None]) -> float:
 
 # An operation that reaches this share of a limit counts as at the limit; the rest is noise and call overhead.
 NEAR = 0.9
-# Below this many microseconds per job, the time to dispatch jobs to threads may dominate.
+# If a call takes fewer microseconds than this, the time to dispatch its jobs to threads may dominate.
 SHORT = 500
 # Bits per weight of a 4-bit block format.
 FOUR_BITS = 4.5
@@ -350,7 +353,7 @@ def profiling_overhead(found: Mapping[str, Kind], limits: Limits | None) -> floa
 def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, float], *, lazy: bool) -> Report:
     """Return the part of the report about passes of this kind, an entry of its "phases".
 
-    `off` is the milliseconds to subtract from every call; `held` has the bits per weight by role.
+    `off` is the milliseconds to subtract from every call; `held` maps roles to bits per weight.
     """
     ops, passes = kind.operations(), [taken for passes in kind.profiled for taken in passes]
     lines = lines_of(ops, limits, off)
@@ -360,7 +363,8 @@ def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, floa
     says = {line.op.role: advice(line, _bits(line.op, held)) for line in lines}
     says[BETWEEN] = between(n_calls, rest, lazy=lazy)
     left = kind.whole - sum(line.ms for line in lines)
-    # Shares are relative to the plain pass or to the sum of the operations, the longer one, so that none exceeds 100%.
+    # Shares are relative to the plain pass or to the sum of the operations, whichever is longer, so that no share
+    # exceeds 100%.
     longer = max(kind.whole, kind.whole - left)
     ranking = ranked(lines, longer, max(0.0, left), is_sure=rest["q1"] > 0)
     return {
@@ -381,7 +385,7 @@ def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, floa
 
 
 def parts(lines: Iterable[Line]) -> dict[str, float]:
-    """Return the milliseconds of each phase."""
+    """Return the corrected milliseconds of each phase."""
     found = dict.fromkeys(PHASES, 0.0)
     for line in lines:
         found[line.op.phase] += line.ms
@@ -389,7 +393,7 @@ def parts(lines: Iterable[Line]) -> dict[str, float]:
 
 
 def operation(line: Line, whole: float, held: Mapping[str, float]) -> Report:
-    """Return an operation as JSON fields; rates refer to the corrected time `ms`."""
+    """Return an operation as JSON fields; shares and rates refer to the corrected time `ms`."""
     op = line.op
     is_known = line.ms > 0 and (line.floor is None or line.bound is not None)
     return {
@@ -412,7 +416,7 @@ def operation(line: Line, whole: float, held: Mapping[str, float]) -> Report:
 
 
 def _bits(op: Operation, held: Mapping[str, float]) -> float | None:
-    """Return the bits per weight of the operation's first linear layer."""
+    """Return the bits per weight of the operation's first linear layer, or None if it has no linear layer."""
     return held.get(op.role.split("+")[0])
 
 
@@ -421,7 +425,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Pass:
-    """A profiled pass: its spans, and its seconds in all, profiling included."""
+    """A profiled pass: its spans, and its total seconds, including profiling."""
 
     spans: Sequence[Span]
     seconds: float
@@ -447,8 +451,8 @@ def measure(
 ) -> list[Round]:
     """Run a warm-up round, then `repetitions` rounds. Start no round that would probably end after `budget` seconds.
 
-    The warm-up round is always run; if the budget allows no other round, it is the result. `between` is called before
-    every run and after the last one.
+    The warm-up round is always run. If the budget allows no other round, return the warm-up round, else the others.
+    `between` is called before every run and after the last one.
     """
     ids = random.Random(0).choices(range(engine.config.vocab_size), k=test.depth + test.n_prompt)
     start, rounds = time.perf_counter(), list[Round]()

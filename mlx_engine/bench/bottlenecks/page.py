@@ -121,7 +121,7 @@ def sentences(phase: Report) -> str:
     return "\n".join(f"{i}. {row['role']}: {row['says']}" for i, row in enumerate(split(phase["ranking"])[0], start=1))
 
 
-# Lines with a smaller share of the pass than this are combined into one.
+# Lines whose share of the pass is less than this are combined into one.
 SMALL = 0.005
 TITLES = {
     "load": "load", "warm_up": "warm-up", "prefill": "prefill, {n_prompt} tokens",
@@ -166,7 +166,7 @@ def timing(report: Report) -> str:
 
 
 def breakdown(phase: Report) -> str:
-    """Return the table of the parts of a pass, and the time outside of operations."""
+    """Return the table of the parts of a pass and the time outside of operations, and the text below the table."""
     whole = phase["plain_ms"]["median"]
     parts = [(name, value) for name, value in phase["parts"].items() if value > 0]
     rows = [["part", "ms", "share"], *([name, ms(value), f"{value / whole:.1%}"] for name, value in parts)]
@@ -189,7 +189,7 @@ def breakdown(phase: Report) -> str:
 
 
 def operations(phase: Report, limits_known: bool) -> str:
-    """Return the table of operations; the columns about the machine's limits are left out if these are unknown."""
+    """Return the table of operations. If the machine's limits are unknown, leave out the columns about them."""
     rows = [["operation", "calls", "ms", "share", "us per call", "MB", "GB/s", "GFLOP/s", "bound by", "of the limit"]]
     shown, rest = split(sorted(phase["operations"], key=lambda op: -op["ms"]))
     for op in shown:
@@ -230,7 +230,7 @@ def steps(rows: list[Report]) -> str:
     for row in rows:
         table.append([f"step {row['step']}" if row["step"] else "prefill", *(ms(row[name]) for name in names)])
     plain = [row["plain"] for row in rows[1:]]
-    text = "ms, medians of all rounds; watched: the profiled pass; a norm of 0 is computed with the projection."
+    text = "ms, medians of all rounds; watched: the profiled pass. If norm is 0, its time is counted in projection."
     if plain and min(plain) > 0:
         text += f" Longest plain step over shortest: {max(plain) / min(plain):.2f}."
     return f"{aligned(table)}\n\n{text}"
@@ -250,12 +250,12 @@ def ms(value: float | None) -> str:
 
 
 def is_longer_apart(phase: Report) -> bool:
-    """Return whether the operations together exceed the plain pass; shares then refer to the sum of the operations."""
+    """Return whether the operations together take longer than the plain pass, by more than the share `SMALL`."""
     return bool(phase["between_ms"] < -SMALL * phase["plain_ms"]["median"])
 
 
 def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
-    """Return the rows that are shown one by one, and the small rows, which are combined into one line."""
+    """Return the rows that are shown one by one, and the rows that are combined into one line (none, or several)."""
     small = [row for row in rows if row["share"] < SMALL and row["role"] != BETWEEN]
     return ([row for row in rows if row not in small], small) if len(small) > 1 else (rows, [])
 

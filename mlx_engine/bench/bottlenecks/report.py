@@ -39,8 +39,8 @@ from mlx_engine.options import OFF
 from mlx_engine.weights.conversion import AUTO, KEEP, Conversion
 from mlx_engine.weights.model import open_model
 
-# Weights with more bits than this count as floats: no block format has as many.
-MOST_BITS = 12
+# A linear layer counts as quantised if it has fewer bits per weight than this. All block formats have fewer.
+FLOAT_BITS = 12
 FORMATS = {"gguf": "GGUF", "hf": "safetensors"}
 
 
@@ -61,13 +61,13 @@ def about(engine: Engine, checkpoint: Checkpoint, digest: str) -> dict[str, Any]
         "context": config.context_length,
         "weight_bytes": sum(nbytes_of(weight) for weight in {id(n.weight): n.weight for n in found}.values()),
         "linears": len(found),
-        "linears_quantised": sum(bits_of(linear) < MOST_BITS for linear in found),
+        "linears_quantised": sum(bits_of(linear) < FLOAT_BITS for linear in found),
         "bits": bits(found),
     }
 
 
 def bits(found: list[Linear]) -> dict[str, float]:
-    """Return, for each role of linear layers such as "attn_q", the bits per weight on the backend (8.5 for Q8_0)."""
+    """Map each role of linear layers, such as "attn_q", to its bits per weight on the backend (8.5 for Q8_0)."""
     sums: dict[str, tuple[int, int]] = {}
     for linear in found:
         role = role_of([linear])
@@ -82,7 +82,7 @@ def bits_of(linear: Linear) -> float:
 
 
 Report = dict[str, Any]
-# The model is loaded LOADS times. After LOAD_SECONDS, no further load begins.
+# The model is loaded up to LOADS times. After LOAD_SECONDS, no further load begins.
 LOADS, LOAD_SECONDS = 3, 5.0
 
 
@@ -122,7 +122,7 @@ def report(
     before: Callable[[Report], None] = lambda known: None,
     progress: Announce = lambda done, of, title: None,
 ) -> Report:
-    """Load the model, measure, and return the report. `before` is called with the facts known before measuring.
+    """Load the model, measure, and return the report. Before measuring, call `before` with the fields known so far.
 
     Raises:
         OptionError: the test does not fit the model's context.
@@ -223,7 +223,7 @@ def timing(loads: Sequence[dict[str, float]], rounds: Sequence[Round]) -> dict[s
     runs = [round_.plain for round_ in rounds]
     samples = {name: [phases[name] * 1e3 for phases in loads] for name in ("load", "warm_up")}
     samples["first_token"] = [run.passes[0] * 1e3 for run in runs]
-    if all(run.sampling for run in runs):  # empty if a lazy backend samples on the device
+    if all(run.sampling for run in runs):  # on a lazy backend, `sampling` is empty: the device chooses the tokens
         samples["prefill"] = [(run.passes[0] - run.sampling[0]) * 1e3 for run in runs]
         samples["sampling"] = [s * 1e3 for run in runs for s in run.sampling]
     if len(runs[0].passes) > 1:
@@ -233,7 +233,7 @@ def timing(loads: Sequence[dict[str, float]], rounds: Sequence[Round]) -> dict[s
 
 
 def step(rounds: Sequence[Round], index: int) -> dict[str, float]:
-    """Return medians over all rounds for pass `index`: milliseconds of the profiled phases and of the plain pass."""
+    """Return the median milliseconds of pass `index` over all rounds: of each profiled phase, and of the plain pass."""
     taken = [phases(round_.profiled[index]) for round_ in rounds]
     plain = statistics.median(round_.plain.passes[index] for round_ in rounds) * 1e3
     return {"step": index, **{k: statistics.median(row[k] for row in taken) for k in taken[0]}, "plain": plain}
