@@ -5,10 +5,11 @@ CPU. Within `with use(NAME)`, launches use the executor NAME; elsewhere they use
 machine has.
 
 For CUDA, a header (`cuda.cuh`) defines the Metal functions that the kernels use, and address spaces such as `device`
-are removed from the text. (A macro could not remove them: CUDA's own headers use the word `device`.) Except for
-`prompt_product_tensors`, which needs Metal's tensors, the kernels use only features that Metal and CUDA share:
-threadgroups of one dimension, grids of whole threadgroups, arrays of one element instead of scalar arguments, shapes
-read one element at a time.
+are removed from the text. (A macro named `device` would also change CUDA's own headers, which use this word.)
+
+Except for `prompt_product_tensors`, which needs Metal's tensors, the kernels use only features that Metal and CUDA
+share: threadgroups of one dimension, grids of whole threadgroups, arrays of one element instead of scalar arguments,
+shapes read one element at a time.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def use(name: ExecutorName) -> Iterator[None]:
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count the launches of each kernel within this context. An enclosing `counted` includes them."""
+    """Count the launches of each kernel within this context. An enclosing `counted` also counts these launches."""
     counts: Counter[str] = Counter()
     outer = _counts.get()
     token = _counts.set(counts)
@@ -193,7 +194,7 @@ def _default() -> ExecutorName:
 
 @cache
 def built(kernel: Kernel, name: ExecutorName) -> Callable[..., list[mx.array]]:
-    """Return the executor's callable for this kernel, created once because it holds compiled code."""
+    """Return the executor's callable for this kernel. The callable is cached, because it holds the compiled code."""
     if name == "cuda":
         return cuda_kernel(kernel)
     arguments: dict[str, Any] = {
@@ -240,7 +241,7 @@ def cuda_kernel(kernel: Kernel) -> Callable[..., list[mx.array]]:
 
 
 def translated(text: str) -> str:
-    """Return Metal text as CUDA text: threadgroup arrays as `__shared__`, without comments and address spaces."""
+    """Return Metal text as CUDA text: declare threadgroup arrays `__shared__`; remove comments and address spaces."""
     text = _COMMENT.sub("", text)
     text = _THREADGROUP_ARRAY.sub("__shared__ ", text)
     text = _ADDRESS_SPACE.sub("", text)

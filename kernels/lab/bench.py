@@ -26,7 +26,8 @@ from .check import EPSILON, compare
 from .experiment import Experiment
 from .run import counted, promise, run
 
-# With more input elements, results are not compared with the float64 reference, which takes longer than a measurement.
+# If the inputs have more elements, results are not compared with the float64 reference: it would take longer than the
+# measurement.
 MOST_CHECKED = 1 << 25
 
 
@@ -38,10 +39,10 @@ class Timing:
         shape: the sizes of the axes.
         seconds: seconds per launch, the median of samples.
         nbytes: bytes of all inputs and outputs.
-        is_cold: whether caches were cold, see `are_cold`.
+        is_cold: whether the launches together read at least `COLD_BYTES` bytes, so that caches were cold.
         nominal_gbs: the chip's specified memory bandwidth, if known.
         read_gbs: measured memory bandwidth of a kernel that only reads, on this chip.
-        stock_seconds: seconds of `mx.quantized_matmul`, see `stock_product`.
+        stock_seconds: seconds of `mx.quantized_matmul` for the same product; None if the kernel is no Q8_0 product.
         wrong: description of the first wrong element (the time is then meaningless); None if there is none, or if the
             result is not checked because the inputs have more than `MOST_CHECKED` elements.
     """
@@ -132,8 +133,8 @@ def bench(
     Launches are submitted together, and a GPU may overlap the end of one launch with the start of the next. So the time
     per launch is a measure of throughput, not the latency of a single launch.
 
-    `sizes` are those of the axes, such as {"N": 4096, "K": 1024}; `dtype` is the type that T stands for. The default
-    `executor` is the machine's GPU, "metal" or "cuda"; "emulator" counts operations instead.
+    `sizes` maps each axis to its size, such as {"N": 4096, "K": 1024}. `dtype` is the type that T stands for. The
+    default `executor` is the machine's GPU, "metal" or "cuda"; "emulator" counts operations instead.
 
     Raises:
         ValueError: the experiment does not support the sizes.
@@ -176,10 +177,10 @@ def bench(
 def stock_product(
     experiment: Experiment, launch: Launch
 ) -> Callable[[Sequence[mx.array]], Callable[[], mx.array]] | None:
-    """Return MLX's own product for an experiment `y (..., N) = x (..., K) @ w (N, K).T` with `w` in Q8_0, else None.
+    """If the experiment is `y (..., N) = x (..., K) @ w (N, K).T` with `w` in Q8_0, return a function, else None.
 
-    The returned function takes the inputs of a launch, and returns a function without parameters that computes the
-    product. Scales and biases are converted to the type of x in advance; otherwise MLX would do this in each call.
+    The function takes the inputs of a launch. It converts scales and biases to the type of x, which MLX would otherwise
+    do in each call, and returns a function without parameters that computes the product with MLX.
     """
     given, made = experiment.arrays
     matrices = [array for array in given if array.type == "q8_0"]
@@ -230,10 +231,10 @@ def _counts(experiment: Experiment, launch: Launch, sizes: Sizes, shape: str, wr
 # ---- timing with cold caches: consecutive launches read different memory ----
 
 # A launch's inputs and their copies should together have at least this number of bytes, more than any chip's caches.
-# Then no cache still has a copy when a launch reads it again.
+# Then a set of inputs is in no cache when a launch reads the set again.
 COLD_BYTES = 256 << 20
 # The smallest and largest number of launches per sample. Fewer launches would not hide the time to submit the first
-# one. More launches may need more copies of the inputs, which take long to make.
+# one. More launches could need more copies of the inputs, and copying takes time.
 LEAST_LAUNCHES, MOST_LAUNCHES = 8, 512
 # The smallest number of samples, and the smallest number of seconds that they take together.
 SAMPLES, SECONDS = 5, 0.25
@@ -246,7 +247,7 @@ def nbytes(launch: Launch) -> int:
 
 
 def cold_inputs(inputs: Sequence[mx.array]) -> list[list[mx.array]]:
-    """Return the inputs and copies of them: together at least `COLD_BYTES` bytes, but at most `MOST_LAUNCHES` sets."""
+    """Return `inputs` and copies of them: in total `COLD_BYTES` bytes or more, but at most `MOST_LAUNCHES` sets."""
     read = sum(x.nbytes for x in inputs)
     copies = min(max(-(-COLD_BYTES // max(read, 1)), 2), MOST_LAUNCHES)
     return [list(inputs), *([copy_of(x) for x in inputs] for _ in range(copies - 1))]
@@ -258,7 +259,7 @@ def are_cold(sets: Sequence[Sequence[mx.array]]) -> bool:
 
 
 def copy_of(x: mx.array) -> mx.array:
-    """Return a copy with memory of its own."""
+    """Return a copy in newly allocated memory."""
     if x.dtype == mx.bfloat16:
         return mx.array(np.array(x.astype(mx.float32))).astype(mx.bfloat16)
     return mx.array(np.array(x))
@@ -281,7 +282,7 @@ def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
     return statistics.median(samples)
 
 
-# Apple's specified GB/s by MLX's device name; the largest value if a chip is sold with several bandwidths.
+# Maps MLX's name of a chip to the GB/s that Apple specifies. If a chip is sold with several bandwidths, the largest.
 NOMINAL = {
     "Apple M1": 68.25,
     "Apple M1 Pro": 204.8,

@@ -23,7 +23,7 @@ from .run import cuda_text, metal_text
 
 
 class About(NamedTuple):
-    """A kernel's requirements on its arrays, and its error bound with the bound's unit."""
+    """A kernel's requirements on its arrays, its error bound, and the unit of the bound."""
 
     needs: str
     bound: float
@@ -32,11 +32,11 @@ class About(NamedTuple):
 
 _ROWS = "K a multiple of 32, 1 to 8 vectors; with the outputs of norm_rows, any number of vectors"
 _ANY = "K a multiple of 32, any number of vectors"
-# Bounds in float32 epsilons (2^-23). The references count roundings (2^-24), which are half an epsilon.
+# Bounds in float32 epsilons (2^-23). PRODUCT and SEQUENTIAL count roundings of 2^-24, half an epsilon each.
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
 _HALF = "K a multiple of 32, any number of vectors of float16 or bfloat16"
 _SUM = "epsilons of sum |w||x|"
-# The references of fused kernels compute a bound for each element from the error bounds of the products.
+# For kernels with this unit, the error bound is not a multiple of one sum: the reference computes it for each element.
 _CARRIED = "the reference's bound"
 # First the kernels of the ladder (kernels of the same product, from slow to fast).
 _ABOUT = {
@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def summary(self) -> str:
-        """The first line of the module's docstring, without the rung."""
+        """The first line of the module's docstring, without "Rung N of the Q8_0 ladder: "."""
         text = re.sub(r"^Rung \d+ of the Q8_0 ladder: ", "", self._first_line)
         return text[:1].lower() + text[1:].rstrip(".") if not text[1:2].isupper() else text.rstrip(".")
 
@@ -110,7 +110,11 @@ class Entry:
         return [Case(case.label, case.launch(), case.expected) for case in cases(self.name)]
 
     def typical(self) -> Launch:
-        """Return the launch with the largest arrays, because MLX passes arrays of under 8 elements as `constant`."""
+        """Return the launch with the most input elements.
+
+        Its large arrays are in `device` memory, as the arrays of models are. MLX passes arrays of under 8 elements as
+        `constant`.
+        """
         return max((case.launch() for case in cases(self.name)), key=lambda launch: sum(x.size for x in launch.inputs))
 
     def metal_text(self) -> str:
@@ -127,7 +131,8 @@ def check_entries(
 ) -> list[Verdict]:
     """Check kernels in all shapes. In the emulator, later kernels are compiled while earlier kernels run.
 
-    The lanes and suffixes of `orders` are replaced by CUDA's rules, because the backend `cuda` uses the same kernels.
+    The emulator applies CUDA's rules for lanes and suffixes (see `Orders`) in place of those in `orders`, because the
+    backend `cuda` runs the same kernels.
     """
     orders = replace(orders, lanes="all", suffixes=True)
     total, done, verdicts = sum(entry.n_cases for entry in every), 0, list[Verdict]()
@@ -155,12 +160,12 @@ def _report_part(report: Progress, before: int, total: int, done: int, _: int) -
 
 
 def entries() -> list[Entry]:
-    """Return all kernels, those of the ladder first."""
+    """Return all kernels, the kernels of the ladder first."""
     return [Entry(name) for name in _ABOUT]
 
 
 def entry(name: str) -> Entry:
-    """Return a kernel by name; raise KeyError if there is none."""
+    """Return the kernel with this name; raise KeyError if no kernel has the name."""
     if name not in _ABOUT:
         raise KeyError(name)
     return Entry(name)

@@ -39,11 +39,11 @@ class Failure:
 
     Attributes:
         shape: the sizes of the axes, and the type that T stands for.
-        seed: seed of the order of threads, or on a GPU the number of the run; None if the mistake is that runs differ.
+        seed: seed of the order of threads; on a GPU, the number of the run. If runs with different seeds differ, None.
         build: the emulator's build that found the mistake; None on a GPU.
         findings: all mistakes of this run in the emulator.
-        rank: 0 for the most specific text (an access out of bounds, or a kernel that did not run), the largest number
-            for the least specific one (wrong values of unknown cause).
+        rank: how specific the text is: from 0 for an access out of bounds, or a kernel that did not run, to the largest
+            number for wrong values of unknown cause.
     """
 
     shape: str
@@ -63,7 +63,7 @@ class Verdict:
         worst: the largest error found, in the unit of `bound`.
         bound: the largest accepted error. For an experiment, the unit is a float32 epsilon (2^-23) times
             `Experiment.magnitude`.
-        failures: the wrong shapes, the smallest first.
+        failures: the wrong shapes, in the order in which they ran.
         notes: possible mistakes that the emulator found.
         seconds: duration, including compilation (`compile_seconds`).
         again: Python code that runs only the shape of `clearest`.
@@ -88,7 +88,7 @@ class Verdict:
 
     @property
     def clearest(self) -> Failure | None:
-        """The failure with the most specific text; of equally specific failures, the one with the smallest shape."""
+        """The failure with the most specific text; of equally specific failures, the first."""
         return min(self.failures, key=lambda failure: failure.rank, default=None)
 
     def __bool__(self) -> bool:
@@ -126,9 +126,9 @@ DTYPES = ("float32", "float16")
 EPSILON = 2.0**-23  # float32's
 # A check stops after this number of wrong shapes.
 MOST_FAILURES = 4
-# If a kernel compares numbers, this number of shapes also runs with many equal numbers.
+# If a kernel compares numbers, it also runs in this number of shapes with inputs that have many equal numbers.
 TIED_SHAPES = 4
-# Half a unit in the last place of a type: (relative error, absolute error of subnormal numbers).
+# Maps a type to the largest error of rounding to it: (relative error, absolute error of subnormal numbers).
 ROUNDING = {mx.float16: (2.0**-11, 2.0**-25), mx.bfloat16: (2.0**-8, 0.0)}
 
 Progress = Callable[[int, int], None]
@@ -152,7 +152,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Orders:
-    """The orders in which threads run (`seeds`), and the emulator's builds and switches (`lanes`, `suffixes`)."""
+    """The orders in which threads run (`seeds`), the emulator's builds, and its switches.
+
+    The switches are those of an `Experiment`: with `lanes` "all", all lanes must take part in SIMD-group operations;
+    with `suffixes`, floating-point literals must have a suffix. CUDA requires both.
+    """
 
     seeds: Sequence[int] = SEEDS
     builds: Sequence[str] = BUILDS
@@ -180,13 +184,13 @@ def check(
 
     In the emulator, threads run in a different order with each seed. A result whose bits depend on the order is wrong,
     however small the difference; exceptions are atomic outputs and kernels that use `matmul2d`. A GPU chooses the order
-    itself, so there a shape simply runs as often as there are seeds.
+    itself, so on a GPU the seeds only set how often each shape runs.
 
     Args:
         experiment: the kernel.
         sizes: a list of shapes, [{"N": 33, "K": 64}]; or a list of sizes for each axis, {"N": [1, 33], "K": [64]}, to
-            run all combinations. The default is the experiment's `sizes`, or without these, up to 25 shapes that
-            `Experiment.ragged` chooses.
+            run all combinations. The default is the experiment's `sizes`; if they are None, `Experiment.ragged` chooses
+            up to 25 shapes.
         dtypes: the types that T stands for.
         executor: "metal", "cuda" or "emulator"; by default the first of these that this machine has. A MetalExperiment
             runs only in the emulator.
@@ -227,7 +231,7 @@ def check(
 
 @contextmanager
 def _shown(name: str, given: Progress | None) -> Iterator[Progress | None]:
-    """Yield the function that reports progress: `given`, a progress bar if stderr is a terminal, or None."""
+    """Yield `given`; if it is None and stderr is a terminal, yield a function that shows a progress bar."""
     if given is not None or not sys.stderr.isatty():
         yield given
         return
@@ -254,7 +258,8 @@ def cases_of(
     made = [_case(experiment, one, dtype) for one in every for dtype in tried]
     if not experiment.compares:
         return made
-    # Equal numbers are likely only in large shapes. The largest one is left out: it usually tests only 16-bit indices.
+    # Large shapes, because equal numbers are unlikely in small ones. The largest is left out: it is usually chosen only
+    # to reveal 16-bit indices.
     chosen = every[:-1][-TIED_SHAPES:] or every
     return made + [_case(experiment, one, tried[0], tied=True) for one in chosen]
 
@@ -262,7 +267,7 @@ def cases_of(
 def _every_size(
     name: str, sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None, default: Sequence[Sizes]
 ) -> list[Sizes]:
-    """Return all shapes of `sizes` (see `check`), by default those of `default`, the smallest first."""
+    """Return all shapes of `sizes` (see `check`), the smallest first. If `sizes` is None, use the shapes `default`."""
     if sizes is None:
         return sorted(default, key=lambda s: prod(s.values()))
     check_sizes(name, sizes)
@@ -286,7 +291,7 @@ def _metal_case(experiment: MetalExperiment, sizes: Sizes) -> Case:
 
 
 def _scale(value: NDArray[Any]) -> NDArray[Any]:
-    """Return the largest finite absolute number of `value`, repeated in the shape of `value`."""
+    """Return an array of the shape of `value`, filled with the largest finite absolute number of `value`."""
     return np.full(value.shape, np.max(np.abs(value), initial=0, where=np.isfinite(value)), np.float64)
 
 
@@ -315,7 +320,7 @@ def check_cases(
     """Run the cases sequentially, until `MOST_FAILURES` of them are wrong.
 
     The emulator compiles the cases together. With `wary`, it compiles and runs the first `MOST_FAILURES` cases before
-    the others, because most new kernels are wrong.
+    it compiles the rest: most new kernels are wrong, and the check of a wrong kernel often ends there.
     """
     if not cases or not orders.seeds or not orders.builds:
         raise ValueError(
@@ -350,7 +355,7 @@ def compile_cases(cases: Sequence[Case], orders: Orders) -> float:
     The code is not optimised: for a few runs on small arrays, optimisation would take longer than it saves.
     """
     started = time.perf_counter()
-    # A case that does not compile raises again when it runs.
+    # If a case does not compile, it raises the same error when it runs.
     with suppress(EmulatorError):
         prepare((case.launch for case in cases), orders.builds, suffixes=orders.suffixes, optimize=False)
     return time.perf_counter() - started
@@ -395,7 +400,7 @@ def _raised(case: Case, seed: int | None, build: str | None, error: Exception) -
 
 
 def _wrong(case: Case, seed: int | None, build: str | None, wrong: Wrong, undefined: str, orders: Orders) -> Failure:
-    """Return the failure for a wrong value. If another build finds a possible cause, the text begins with it."""
+    """Return the failure for a wrong value. If another build raises an error, the text begins with this error."""
     if build is None:
         return Failure(case.label, seed, build, wrong.text)
     error, causes = _causes(case.launch, orders, wrong)
@@ -421,8 +426,8 @@ def _causes(
 ) -> tuple[tuple[str, EmulatorError] | None, tuple[Finding, ...]]:
     """Run the launch again in the builds "undefined" and "races", and return possible causes of a wrong element.
 
-    These are the most specific error as (build, error), or None; and notes, the last one about the thread that wrote
-    the element last, if this thread is known.
+    Return the most specific error as (build, error), or None; and notes. If it is known which thread wrote the element
+    last, the final note names this thread.
     """
     place = launch.output_names.index(wrong.output)
     shape = tuple(launch.output_shapes[place])

@@ -29,16 +29,16 @@ class FileReport:
     """The result of the check of a file.
 
     Attributes:
-        calls: the kernels of `mx.fast.metal_kernel`, each with its number of calls without a mistake.
+        calls: maps each called kernel of `mx.fast.metal_kernel` to its number of calls without a mistake.
         verdicts: the results of the file's experiments.
-        compiled: the kernels of a .metal file that compile in every build. Of a template's instantiations, only the
-            first one is compiled; the dict's value is the names of the others.
-        findings: the mistakes as text, also those that the program caught with `except`. An error or non-zero exit
-            status that ended the program is also a finding; its text begins with the file and line that raised it.
-        uncalled: kernels that were created but not called; empty if there are findings, because the program may then
-            have ended before it called all kernels.
-        notes: possible mistakes, by the kernel's name. Notes about the text of a .metal file are under the file's name.
-        mistakes: the mistakes that the emulator found while the program ran.
+        compiled: maps each kernel of a .metal file that compiles in every build to the names of the instantiations that
+            were not compiled: of a template, only the first instantiation is compiled.
+        findings: the mistakes as text, including errors that the program caught with `except`. If an error or non-zero
+            exit status ended the program, it is also a finding; its text begins with the file and line that raised it.
+        uncalled: kernels that were created but not called. If there are findings, the list is empty, because the
+            program may have ended before it called all kernels.
+        notes: maps the name of a kernel, or of the .metal file, to its possible mistakes.
+        mistakes: the mistakes that the emulator found while the program ran, as `Finding` objects.
     """
 
     file: str
@@ -86,10 +86,10 @@ def check_file(
     """Run a Python file as a program, with its `mx.fast.metal_kernel` calls checked, then check its experiments.
 
     The kernels of a .metal file are compiled in every build of the emulator. To run these kernels with arrays, pass a
-    Python file with `MetalExperiment` objects as the first of `arguments`. The other arguments are the program's.
+    Python file with `MetalExperiment` objects as the first of `arguments`. The Python program gets the rest.
 
-    By default, `orders` has the seeds 0 and 1. `folders` are for a .metal file's `#include "..."`, in addition to its
-    own folder.
+    By default, `orders` has the seeds 0 and 1. A .metal file's `#include "..."` is searched for in the folder of the
+    file, and in `folders`.
 
     Raises:
         FileNotFoundError: there is no such file, or the first argument after a .metal file is not a Python file.
@@ -162,7 +162,7 @@ def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileRepor
 
 
 def _program_globals(error: BaseException) -> dict[str, Any]:
-    """Return the global variables of a program that raised an error, which `runpy` then does not return."""
+    """Return the global variables of a program that ended with `error`: `runpy` returns them only without an error."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return next((frame.f_globals for frame in frames if frame.f_globals.get("__name__") == "__main__"), {})
 

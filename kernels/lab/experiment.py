@@ -26,10 +26,11 @@ from .arrays import CHOSEN, STORED, Array, Sizes, dtype_of, on_device, parse, ra
 
 # Sizes of an axis that reveal mistakes: around 1, around a SIMD-group (32), around a threadgroup (256), and odd sizes.
 RAGGED = (1, 2, 3, 7, 8, 31, 32, 33, 64, 65, 100, 127, 256, 257)
+# The number of shapes that `ragged` chooses; it may add a large one (`BEYOND`).
 SHAPES = 24
-# The largest product of a shape's sizes that `ragged` chooses, so that NumPy and the emulator are fast.
+# The sizes of these shapes have at most this product, so that NumPy and the emulator are fast.
 MOST_NUMBERS = 1 << 18
-# One shape has an array with more elements than this, to reveal indices of 16 bits.
+# `ragged` includes a shape with an array of more elements than this, to reveal indices of 16 bits.
 BEYOND = 1 << 16
 
 
@@ -56,11 +57,11 @@ class Experiment:
         reference: NumPy function that returns the expected output for float64 inputs; a tuple for several outputs.
         threads: function that returns the number of threads in each direction; it is rounded up to whole threadgroups.
         threadgroup: threads of a threadgroup in each direction.
-        constants: further named numbers for the kernel's text, int or bool.
+        constants: names in the kernel's text that stand for an int or bool, with their values.
         header: text before the kernel, for functions.
-        data: function that returns a dict of those inputs that must not be random.
-        magnitude: function that returns the scale of errors for each element of an output; for a matrix product, the
-            product of the absolute values. The default is the largest absolute number of the expected output.
+        data: function that returns a dict of the inputs that must not be random.
+        magnitude: function that returns the scale of errors for each element of an output; for a matrix product, this
+            is the product of `abs(x)` and `abs(w)`. The default is the largest absolute number of the expected output.
         bound: largest accepted error, in float32 epsilons of the magnitude, plus the rounding of the result to a
             shorter type.
         init_value: initial value of outputs.
@@ -70,8 +71,8 @@ class Experiment:
         suffixes: whether floating-point literals must have a suffix, as CUDA requires.
         sizes: default of the argument `sizes` of `check`; if both are None, `ragged` chooses shapes.
         least: smallest sizes of axes, if larger than 1, such as {"N": 4}.
-        ties: whether a kernel that compares numbers also runs with many equal numbers. Set it to False if the kernel
-            may choose any of several equal numbers; otherwise, the reference defines which of them comes first.
+        ties: whether a kernel that compares numbers also runs with many equal numbers; it must then choose the same of
+            several equal numbers as the reference. Set it to False if the kernel may choose any of them.
 
     Raises:
         ValueError: the definition has a mistake.
@@ -115,7 +116,8 @@ class Experiment:
     def _check_functions(self) -> None:
         """Check the parameters of all functions, and the results of `threads` and `data` for the smallest sizes.
 
-        Exceptions of `threads` and `data` are ignored, because a check may never use the smallest sizes.
+        Exceptions of `threads` and `data` are ignored: the functions may not support the smallest sizes, and a check
+        may not use them.
         """
         numbers = {**self.smallest, **self.constants}
         everything = [*numbers, *self.inputs]
@@ -161,7 +163,7 @@ class Experiment:
 
     @cached_property
     def axes(self) -> dict[str, int]:
-        """The named axes in order of appearance, each with the divisor that its size must have."""
+        """Maps each named axis, in order of appearance, to the number that must divide its size."""
         found: dict[str, int] = {}
         for array in (*self.arrays[0], *self.arrays[1]):
             for name, multiple in array.multiples.items():
@@ -175,7 +177,7 @@ class Experiment:
 
     @cached_property
     def compares(self) -> bool:
-        """Whether to test many equal numbers, too: with `ties`, if the text seems to compare floats."""
+        """Whether to also test many equal numbers: if `ties` is set and the text seems to compare floats."""
         return self.ties and compares_numbers(self.header + self.source, [array.name for array in self.arrays[0]])
 
     @property
@@ -189,7 +191,7 @@ class Experiment:
         return f"{text} T={dtype}" if self.has_choice else text
 
     def ragged(self, n: int = SHAPES) -> list[dict[str, int]]:
-        """Return at most n + 1 shapes that are likely to reveal mistakes, always the same ones, the smallest first."""
+        """Return at most n + 1 shapes that are likely to reveal mistakes, the same in each call, the smallest first."""
         choices = [
             [least, *(multiple * size for size in RAGGED if multiple * size > least)]
             for (_, multiple), least in zip(self.axes.items(), self.smallest.values(), strict=True)
@@ -202,8 +204,8 @@ class Experiment:
     def _beyond(self, chosen: Sequence[Sizes]) -> list[dict[str, int]]:
         """Return one more shape if none of `chosen` has an array of more than `BEYOND` elements.
 
-        The shape has the smallest sizes, but with a larger last axis of the last output. Return no shape if an array
-        would then have more than 4 * BEYOND elements.
+        In this shape, the last named axis of the outputs is large, and all other axes have their smallest sizes. If an
+        array would have more than 4 * BEYOND elements, return no shape.
         """
         arrays = (*self.arrays[0], *self.arrays[1])
         named = [axis.name for array in self.arrays[1] for axis in array.axes if axis.name is not None]
@@ -336,7 +338,7 @@ def check_constants(kernel: str, constants: Mapping[str, Any]) -> None:
 
 
 def check_least(kernel: str, least: Any, axes: Mapping[str, int]) -> None:
-    """Refuse `least` if a name is not an axis, or a size is not a whole number >= 1."""
+    """Refuse `least` unless it is a dict from names of axes to whole numbers >= 1."""
     right = isinstance(least, Mapping) and all(
         name in axes and _is_whole(size) and size >= 1 for name, size in least.items()
     )
@@ -345,7 +347,7 @@ def check_least(kernel: str, least: Any, axes: Mapping[str, int]) -> None:
 
 
 def check_threadgroup(kernel: str, threadgroup: Any) -> Size:
-    """Return the threads of a threadgroup in each direction."""
+    """Return the threads of a threadgroup in each of three directions; refuse more threads than Metal allows."""
     size = three(threadgroup, f"{kernel}.threadgroup")
     if prod(size) > MAX_THREADS:
         raise ValueError(
@@ -355,7 +357,7 @@ def check_threadgroup(kernel: str, threadgroup: Any) -> Size:
 
 
 def three(size: Any, where: str, *, least: int = 1) -> Size:
-    """Return one to three whole numbers as three numbers, padded with ones."""
+    """Return three numbers: the one to three whole numbers in `size`, padded with ones."""
     given = size if isinstance(size, tuple | list) else (size,)
     try:
         whole = [index(n) for n in given]

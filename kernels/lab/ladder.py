@@ -1,7 +1,8 @@
 """Measure kernels on the matrix sizes of a model, for `kernels bench`.
 
 The *ladder* is a list of kernels for the same product with a Q8_0 matrix, from slow to fast. Kernels that take a
-`Tuning` are measured with every tuning. MLX's own product is measured, too, and products and attention of prompts.
+`Tuning` (rows per lane, SIMD-groups per threadgroup) are measured with every tuning, and MLX's own product is measured
+for comparison. For prompts, other kernels for products, and attention, are measured.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def climb(
 ) -> Iterator[Row]:
     """Yield one result per product and kernel: the measured time, or in the emulator, operation counts.
 
-    Fused kernels get a product's matrices separately; other kernels, and MLX, get them joined.
+    Fused kernels get a product's matrices separately; other kernels, and MLX, get one matrix with all their rows.
     """
     for product in every:
         rng = np.random.default_rng(0)
@@ -88,7 +89,7 @@ def climb(
 # Tokens of a prompt: PROMPT on a GPU, COUNTED in the emulator, where more tokens would take minutes.
 PROMPT, COUNTED = 512, 64
 ATTENTION = "mx.fast.scaled_dot_product_attention"
-# Types of weights in MLX's own arrays that `climb_prompts` measures: (bits, group size).
+# Maps each type of weights in MLX's own arrays that `climb_prompts` measures to (bits, group size).
 GROUPED = {"Q8_0 in MLX's arrays": (8, 32), "affine, 4 bits, groups of 64": (4, 64)}
 DTYPES = (mx.float16, mx.bfloat16)
 
@@ -96,8 +97,9 @@ DTYPES = (mx.float16, mx.bfloat16)
 def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[Row]:
     """Yield results for a prompt, one for each product of a layer, type of weights, type of activations and kernel.
 
-    On a GPU, a result has the operations per second, or why the GPU refuses the kernel: for example, older versions of
-    macOS have no `matmul2d`. In the emulator, results are operation counts for one type of weights and activations.
+    On a GPU, a result has the time and the operations per second, or the error if the GPU refuses the kernel: for
+    example, older versions of macOS have no `matmul2d`. In the emulator, a result has operation counts, and only one
+    type of weights and one type of activations run.
     The head is left out, because a prompt needs only one row of logits.
     """
     emulated = executor == "emulator"
@@ -123,7 +125,7 @@ def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[
 
 
 def climb_attention(*, n_heads: int, n_kv_heads: int, head_dim: int, executor: ExecutorName) -> Iterator[Row]:
-    """Yield the times of a prompt's attention: MLX's with each type, our kernel's with float32. Only for a GPU."""
+    """Yield the time of a prompt's attention: of MLX for each type, of our kernel for float32. Skip the emulator."""
     if executor == "emulator":
         return
     rng, T = np.random.default_rng(0), PROMPT
@@ -162,7 +164,7 @@ def _stock_prompt(x: mx.array, weight: AffineMatrix) -> Row:
 def _fused(product: Product, x: mx.array, matrices: list[Q8_0Matrix], rng: np.random.Generator) -> Call:
     """Return the call that the `metal` backend makes for this product."""
     norm_weight = numbers(rng, (product.columns,), mean=1)
-    # For more vectors than one tile has, the backend computes the factors of the norm in a separate launch, which is
+    # With more than MOST_VECTORS vectors, the backend computes the factors of the norm in a separate launch, which is
     # not measured here.
     factors = mx.ones(len(x)) if len(x) > MOST_VECTORS else None
     if product.title == "q+k+v":
@@ -192,7 +194,7 @@ def _planned(call: Call) -> Launch:
 
 
 def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
-    """Return a launch per tuning, except tunings that would divide the SIMD-groups of a row among threadgroups."""
+    """Return a launch per tuning. Skip tunings that would split the SIMD-groups of a row between threadgroups."""
     launches = []
     for tuning in tunings:
         try:
@@ -203,7 +205,10 @@ def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
 
 
 def _measured(launches: list[Launch], executor: ExecutorName) -> Row:
-    """Return parameters and time of the fastest launch, and of all as "tried"; in the emulator, counts of the first."""
+    """Return the parameters and time of the fastest launch, and under "tried" those of every launch.
+
+    In the emulator, return the parameters and the operation counts of the first launch.
+    """
     row: Row = {"kernel": launches[0].kernel.name, "nbytes": nbytes(launches[0])}
     if executor == "emulator":
         return row | _parameters(launches[0]) | {"counts": counted(launches[0])}
@@ -214,7 +219,7 @@ def _measured(launches: list[Launch], executor: ExecutorName) -> Row:
 
 
 def _parameters(launch: Launch) -> Row:
-    """Return R (rows per lane), NSG (SIMD-groups per threadgroup), KS (SIMD-groups per row), if the kernel has them."""
+    """Return the kernel's parameters among R (rows per lane), NSG (SIMD-groups per threadgroup) and KS (per row)."""
     template = dict(launch.template)
     return {name: template[name] for name in ("R", "NSG", "KS") if name in template}
 
@@ -222,8 +227,8 @@ def _parameters(launch: Launch) -> Row:
 def _stock(x: mx.array, weight: Q8_0Matrix) -> Row:
     """Measure MLX's product with the same weights.
 
-    With float32 scales and biases, MLX reads 40 bytes per 32 weights. The rate counts only the 34 bytes of Q8_0, so
-    twice the rate of another kernel means half its time.
+    With float32 scales and biases, MLX reads 40 bytes per 32 weights. The rate counts only the 34 bytes of Q8_0, as for
+    our kernels, so that equal rates mean equal times.
     """
     scales = weight.ws.astype(mx.float32)
     biases = -128 * scales

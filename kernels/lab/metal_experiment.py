@@ -24,10 +24,10 @@ from .experiment import check_names, check_parameters, check_switches, check_thr
 class MetalLaunch:
     """The arguments of one launch of a kernel in a .metal file; see `MetalExperiment`.
 
-    The class has those attributes of `kernels.launch.Launch` that `check` reads.
+    The class has the attributes of `kernels.launch.Launch` that `check` reads.
 
     Attributes:
-        outputs: the indices of the buffers that are compared.
+        outputs: the indices of the buffers that are compared with the reference.
     """
 
     kernel: WholeKernel
@@ -63,7 +63,7 @@ class MetalLaunch:
 
         Args:
             trace: an output's name and the flat index of an element. After a run in the build "races", the kernel's
-                `statistics.writer` has the thread that wrote the element last.
+                `statistics.writer` is a note about the thread that last wrote the element.
             suffixes: ignored, because a .metal file is not translated to CUDA.
             options: options of a call of the kernel: `seed`, `build`, `lanes`, ...
         """
@@ -92,12 +92,13 @@ Buffers = Mapping[int, Any]
 class MetalExperiment:
     """A kernel of a .metal file with everything needed to run and check it in the emulator.
 
-    Functions are called with the values that their parameters name: sizes; for `buffers` also `rng`, a random
-    generator; for `reference` also `buffers`, a dict of the buffers by index, with floats as float64.
+    Functions are called with the values that their parameters name. All functions may name sizes. `buffers` may also
+    name `rng`, a random generator; `reference` may also name `buffers`, a dict of the buffers by index, with floats as
+    float64.
 
     Attributes:
         file: the .metal file.
-        function: the kernel's name, or its `host_name` if it has one.
+        function: the kernel's `host_name`; for a kernel without this attribute, the name of the function.
         buffers: function that returns a list of the buffers, or a dict by index: arrays, structures, numbers, and
             `Unwritten(shape, dtype)` for outputs.
         reference: NumPy function that returns a dict of the expected outputs, by the index of the buffer.
@@ -109,9 +110,9 @@ class MetalExperiment:
         include: folders for `#include`.
         bound: largest accepted error in float32 epsilons of the largest expected number, plus the rounding of the
             result to a shorter type.
-        lanes: as in `Experiment`.
+        lanes: "all" if all lanes must take part in SIMD-group operations; "active" if not, as in Metal.
         layout: which thread holds which elements of cooperative tensors: with "any", the seed decides; "m5" is the
-            layout of an M5, for kernels that run only there.
+            layout of an M5, for kernels that run only on an M5.
 
     Raises:
         ValueError: the definition has a mistake.
@@ -194,7 +195,7 @@ class MetalExperiment:
 
 
 def call(value: Any, known: Mapping[str, Any]) -> Any:
-    """Return `value`; or if it is a function, call it with the known values that its parameters name."""
+    """Return `value`, or if it is a function, its result for the known values that its parameters name."""
     if not callable(value):
         return value
     return value(**{name: known[name] for name in check_parameters(value, list(known), "")})

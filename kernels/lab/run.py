@@ -21,14 +21,14 @@ from .metal_experiment import MetalLaunch
 
 # The default builds. "spaces" checks bounds and barriers, "undefined" also undefined behaviour, "races" data races.
 BUILDS = ("spaces", "undefined", "races")
-# The builds for compilation without optimisation, in which "spaces" only makes fewer checks than "undefined".
+# The builds to use without optimisation. "spaces" is left out: "undefined" makes the same checks, and more.
 UNOPTIMIZED_BUILDS = BUILDS[1:]
 # Seeds of the order of threads: 0 is ascending, 1 descending, larger seeds shuffle the threads.
 SEEDS = (0, 1, 2)
 
 
 def promise(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.array]:
-    """Return a launch's outputs, lazy on a GPU, computed in the emulator. Only the emulator gets `options`."""
+    """Return a launch's outputs: lazy on a GPU, already computed in the emulator. A GPU ignores `options`."""
     return built(launch.kernel, executor)(
         inputs=launch.inputs,
         template=list(launch.template),
@@ -56,13 +56,13 @@ def emulated(kernel: Kernel) -> MetalKernel:
 
 
 def statistics_of(launch: Launch | MetalLaunch) -> Statistics:
-    """Return the statistics of the last run in the emulator."""
+    """Return the statistics of the last run of the launch's kernel in the emulator."""
     kernel = launch.kernel if isinstance(launch, MetalLaunch) else emulated(launch.kernel)
     return cast(Statistics, kernel.statistics)
 
 
 def notes_of(launch: Launch | MetalLaunch) -> tuple[Finding, ...]:
-    """Return the notes (possible mistakes) of the last run in the emulator."""
+    """Return the notes (possible mistakes) about the kernel's text, and of its last run in the emulator."""
     of_text = () if isinstance(launch, MetalLaunch) else emulated(launch.kernel).notes
     return (*of_text, *statistics_of(launch).notes)
 
@@ -71,10 +71,10 @@ def prepare(
     launches: Iterable[Launch | MetalLaunch], builds: Iterable[str] = BUILDS, *, suffixes: bool = False,
     optimize: bool = True,
 ) -> None:  # fmt: skip
-    """Compile kernels for the emulator, all template instantiations of a kernel as one unit.
+    """Compile kernels for the emulator; all template instantiations of a kernel are compiled together.
 
-    Kernels of .metal files are compiled only when they run. Without `optimize`, compilation takes a tenth of the time,
-    but launches run several times slower.
+    Kernels of .metal files are skipped: they are compiled when they run. Without `optimize`, compilation takes a tenth
+    of the time, but launches run several times slower.
     """
     wanted: dict[Kernel, list[Any]] = defaultdict(list)
     for launch in launches:

@@ -13,7 +13,7 @@ ACTIVATIONS = (mx.float16, mx.float32)
 
 
 def vectors(kernel: str, x: mx.array, n_columns: int, *also: mx.Dtype) -> int:
-    """Return V. Raise ValueError unless x is (V, n_columns) of float16, float32 or a type in `also`.
+    """Return V, the number of vectors. Raise ValueError unless x is (V, n_columns) of `ACTIVATIONS` or `also`.
 
     Kernels load x in 16-byte words, but MLX does not report an array's address, so alignment is not checked. Arrays
     that MLX allocated, and views of whole rows, are aligned; the caller must copy a view that begins inside a row.
@@ -26,10 +26,11 @@ def vectors(kernel: str, x: mx.array, n_columns: int, *also: mx.Dtype) -> int:
 
 
 def normed_vectors(kernel: str, x: mx.array, norm_weight: mx.array, n_columns: int, factors: mx.array | None) -> int:
-    """Return the number of vectors of x, for a kernel that computes their RMSNorm if `factors` is None.
+    """Return the number of vectors of x, after checking the arguments of a kernel that fuses an RMSNorm and a product.
 
-    Otherwise, x and `factors` are the outputs of `norm_rows`. Raise ValueError if an array has a wrong shape or type,
-    or x has more than `MOST_VECTORS` vectors and there are no factors.
+    If `factors` is None, the kernel computes the RMSNorm of x, for at most `MOST_VECTORS` vectors. Otherwise, x and
+    `factors` are the outputs of `norm_rows`. Raise ValueError if an array has a wrong shape or type, or x has too many
+    vectors.
     """
     n = vectors(kernel, x, n_columns)
     array(kernel, "norm_weight", norm_weight, (n_columns,), *ACTIVATIONS)
@@ -42,7 +43,7 @@ def normed_vectors(kernel: str, x: mx.array, norm_weight: mx.array, n_columns: i
 
 
 def array(kernel: str, name: str, found: mx.array, shape: tuple[int, ...], *dtypes: mx.Dtype) -> mx.array:
-    """Return the array; raise ValueError if it has another shape, or none of these types."""
+    """Return the array `found`; raise ValueError if its shape is not `shape`, or its type is not in `dtypes`."""
     if found.shape != shape or found.dtype not in dtypes:
         wanted = " or ".join(map(word, dtypes))
         raise ValueError(f"{kernel}: expected {name} {shape} of {wanted}, found {described(found)}")
@@ -56,13 +57,13 @@ def q8_0(kernel: str, weight: StoredMatrix) -> None:
 
 
 def same(kernel: str, name: str, found: int, expected: int) -> None:
-    """Raise ValueError if a number of `name`, such as "columns of k", is not the expected one."""
+    """Raise ValueError if `found` differs from `expected`; `name` is what is counted, such as "columns of k"."""
     if found != expected:
         raise ValueError(f"{kernel}: expected {expected} {name}, found {found}")
 
 
 def factors(given: mx.array | None) -> mx.array:
-    """Return `given`, or for None, a placeholder that the kernel does not read."""
+    """Return `given`; if it is None, return a placeholder that the kernel does not read."""
     return constants(1.0) if given is None else given
 
 

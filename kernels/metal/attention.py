@@ -4,16 +4,19 @@ A row is one query token. A threadgroup computes one row for several query heads
 is read once for all of them. The bits of a row depend only on its queries and on the keys and values that it attends
 to, not on the other rows and sequences of a launch or on pages, because the order of summation is fixed:
 
-    Keys are cut into blocks of 32, counted from position 0. Block b belongs to chain b % 8 (a SIMD-group). Key k of a
-    block belongs to stream k % 4 of the chain, or to stream k % 2 if heads are wider than 256 elements.
+    Keys are cut into blocks of 32, counted from position 0. Each SIMD-group computes a chain of every eighth block:
+    block b belongs to chain b % 8. A chain has four streams (partial sums), or two if heads are wider than 256; key k
+    of a block is added to stream k % 4, or k % 2.
     A score is a dot product times the scale, limited by the soft cap if there is one, and then times log2(e). The dot
     product is cut into 8 parts, or into 16 if the head is wider than 256. Each part is summed sequentially, and the
-    parts are added as a tree.
+    parts are added pairwise, as a binary tree.
     The weight of a key is 2**(score - m), where m is the chain's largest score so far. A chain processes its blocks
     sequentially; if a block increases m, the sums so far are first multiplied by 2**(old m - new m). In a block, each
-    stream adds its keys sequentially.
-    At the end, the streams of a chain are added as a tree. Then the chains are added in ascending order, each scaled to
-    the largest score of all. A sink's weight is added last to the sum of the weights, which is the divisor.
+    stream adds the weighted values of its keys sequentially to its sum of values. It adds the weights of these keys to
+    each other sequentially, and then their total to its sum of weights.
+    At the end, the streams of a chain are added pairwise. Then the chains are added in ascending order, each scaled to
+    the largest score of all chains and the sink. The sum of the weights, to which a sink's weight is added last, is the
+    divisor.
 
 A masked key (in a block, but not attended to) has the weight 0, which changes no bit. The running sum is rescaled as in
 Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al. ("FlashAttention", 2022).
@@ -35,11 +38,13 @@ from .reference import EPSILON, PRODUCT, Expected, wide
 KERNEL = Kernel.load("attention", ["q", "store", "pages", "owner", "position", "scale", "sinks"], ["y"])
 # Part of the order of summation: another number of chains would change bits, so it is not tuned.
 CHAINS = 8
-# The most elements of all heads of a threadgroup, if it has several; a head narrower than 64 counts as 64. With more
-# heads, keys would be read less often, but queries and sums would need more registers than a thread has.
+# If a threadgroup processes several heads, they have at most this number of elements together; a head narrower than 64
+# counts as 64. With more heads, keys would be read less often, but queries and sums would need more registers than a
+# thread has.
 MOST_NUMBERS = 256
-# A head of at most NARROW elements is cut into eight parts, a wider head into 16, so that a thread's part of queries
-# and sums fits into registers. The sums of the widest head take 18 KiB of the 32 KiB of threadgroup memory.
+# A thread has one part of each head. A head of at most NARROW elements is cut into eight parts, a wider head into 16,
+# so that the queries and sums of a part fit into the thread's registers. The sums of the widest head take 18 KiB of the
+# 32 KiB of threadgroup memory.
 NARROW, WIDEST_HEAD = 256, 576
 
 
@@ -82,12 +87,12 @@ def attention(
             uint8, E a multiple of 32. If the first axis is 1, the keys are also the values. The result has the same
             bits as with the store converted to float32.
         pages: (B, P) int32, the first slot of each page of a sequence: page i has positions
-            [i * page, (i + 1) * page). Entries of pages that a sequence does not hold are never read.
+            [i * page, (i + 1) * page). Entries of pages that no row attends to are never read.
         owner: (R,) int32, the sequence of each row.
         position: (R,) int32, from 0 on: a row attends to positions up to its own.
         page: positions per page.
-        window: number of latest positions that a row attends to, including its own; 0 for all positions. A window of
-            -C limits a row to its chunk, where chunk i has positions [i * C, (i + 1) * C).
+        window: number of latest positions that a row attends to, including its own; 0 for no limit. A window of -C
+            limits a row to its chunk, where chunk i has positions [i * C, (i + 1) * C).
         scale: factor of the scores.
         softcap: the scores become `softcap * tanh(score / softcap)`; None for no soft cap.
         sinks: (H,) float32, one more score for each query head, without a value; None for no sinks.

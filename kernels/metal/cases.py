@@ -2,7 +2,8 @@
 
 The tests run some cases of each kernel; the command `kernels check` runs all cases, on any executor. The sizes include
 the edge cases: one row, odd numbers of rows, one block, rows that end inside the 128 columns that a SIMD-group reads at
-once, one to many vectors, all types of x, and columns in one, two and four segments (`products.h.metal`).
+once, one to many vectors, all types of x, and widths that are summed in one, two and four segments of columns
+(`products.h.metal`).
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ SHAPES = [
     (100, 3072, 1, "float32"), (127, 1024, 1, "float16"), (129, 512, 2, "float32"), (255, 288, 1, "float16"),
     (513, 64, 1, "float32"), (1023, 32, 5, "float16"), (3, 5120, 1, "float32"), (1, 4128, 6, "float16"),
 ]  # fmt: skip
-# As SHAPES, but with more than eight vectors, the most that a tile has (`MOST_VECTORS` in rows.py).
+# As SHAPES, but with more than eight vectors, the most that a SIMD-group multiplies (`MOST_VECTORS` in rows.py).
 MORE = [
     (5, 96, 9, "float32"), (18, 544, 16, "float32"), (33, 2080, 17, "float32"), (7, 4128, 24, "float32"),
     (130, 64, 33, "float32"), (1, 32, 12, "float32"),
@@ -175,7 +176,7 @@ PAGED = [
     (2, 1, 104, 64, 500, [40]), (4, 4, 112, 16, 0, [550]), (12, 1, 16, 16, 0, [260, 256]), (1, 1, 64, 16, 256, [530]),
     (7, 1, 88, 16, 7, [30]), (2, 2, 248, 64, 0, [50, 1]),
 ]  # fmt: skip
-# As PAGED, for float16. `load_head` reads heads of 24 one element at a time, the others four elements at a time.
+# As PAGED, for float16. `load_head` reads heads of 24 elements one element at a time, and wider heads four at a time.
 HALVES = [
     (4, 2, 64, 16, 0, [33]), (6, 2, 24, 5, 0, [31, 32, 1]), (8, 1, 128, 64, 0, [300, 40]), (4, 1, 128, 16, 64, [290]),
     (2, 2, 256, 256, 0, [70]), (4, 2, 32, 16, 0, [3, 2, 1]),
@@ -184,7 +185,7 @@ HALVES = [
 
 @dataclass(frozen=True)
 class Case:
-    """A call of a kernel with its reference. Each call generates the same random inputs anew.
+    """A kernel with its reference and its random inputs, which each method generates anew, with the same values.
 
     Attributes:
         label: description of the case, unique within the kernel.
@@ -221,7 +222,7 @@ class Case:
         return only
 
     def error(self) -> float:
-        """Return the largest error on the current executor divided by its bound; above 1, the kernel is wrong."""
+        """Run the kernel; return the largest ratio of an error to its bound. Above 1, the kernel is wrong."""
         return max(
             share(_in_numpy(found), wanted) for found, wanted in zip(self.outputs(), self.expected(), strict=True)
         )
@@ -232,7 +233,7 @@ def _in_numpy(array: mx.array) -> np.ndarray:
 
 
 def share(found: np.ndarray, wanted: Expected) -> float:
-    """Return the largest error divided by its bound; infinity for a wrong shape or an unexpected NaN."""
+    """Return the largest ratio of an error to its bound; infinity for a wrong shape or an unexpected NaN."""
     if found.shape != wanted.value.shape:
         return float("inf")
     error = np.abs(found.astype(np.float64) - wanted.value)
@@ -243,7 +244,7 @@ def share(found: np.ndarray, wanted: Expected) -> float:
 
 
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "float32", mean: float = 0) -> mx.array:
-    """Return normally distributed numbers with standard deviation 1."""
+    """Return normally distributed numbers with this mean and standard deviation 1."""
     values = mean + rng.standard_normal(shape)
     if dtype == "bfloat16":
         return mx.array(values.astype(np.float32)).astype(mx.bfloat16)
@@ -335,7 +336,7 @@ _Shape: TypeAlias = tuple[int, int, int, str]
 
 
 def _rows(module: Any, shape: _Shape, make: Callable[..., Arguments], note: str = "") -> Case:
-    """Return a case of the kernel of a module."""
+    """Return a case of the module's kernel. `make` returns the arguments; `note` is added to the label."""
     kernel, (N, K, V, dtype) = module.__name__.rpartition(".")[2], shape
     label = f"{N} x {K}, {V} x {dtype}" + (f", {note}" if note else "")
     return Case(kernel, label, getattr(module, kernel), module.reference, lambda rng: make(rng, *shape))
@@ -382,7 +383,7 @@ def _gated(activation: str, types: Sequence[str] = (Q8_0, Q8_0)) -> Callable[...
 
 
 def _ready(make: Callable[..., Arguments]) -> Callable[..., Arguments]:
-    """Return a function that appends random `factors` of `norm_rows` to the arguments that `make` returns."""
+    """Return a function that returns the arguments of `make`, followed by random `factors` in place of a norm's."""
 
     def ready(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
         return *make(rng, N, K, V, dtype), mx.abs(numbers(rng, (V,), mean=1))

@@ -16,7 +16,7 @@ from .reference import EPSILON, PRODUCT, Expected, wide
 from .rows import Tuning, default_tuning, geometry
 
 KERNEL = Kernel.load("dense", ["x", "w"], ["y"])
-# The smallest K: see `in_device_memory` in layout.py.
+# The smallest K. MLX passes arrays of fewer than eight elements as `constant`, but the kernel expects `device` memory.
 NARROWEST = 8
 
 

@@ -23,12 +23,12 @@ def grid(tokens: int, n_columns: int) -> tuple[Size, Size]:
 
 
 def embed_rows(table: StoredMatrix, ids: mx.array) -> mx.array:
-    """Return rows `ids`, (T,) int32, of a table (N, K): (T, K) float32, bit for bit as the format defines the weights.
+    """Return (T, K) float32: row `ids[t]` of a table (N, K) for each t, bit for bit as the format defines the weights.
 
-    The values of ids are not checked; the row of an invalid id is NaN.
+    `ids` is (T,) int32. Its values are not checked; the row of an invalid id is NaN.
 
     Raises:
-        ValueError: the ids are not (T,) int32.
+        ValueError: the ids are not (T,) int32, or T is 0.
     """
     if ids.ndim != 1 or not ids.size or ids.dtype != mx.int32:
         raise ValueError(f"embed_rows: expected ids (T,) of int32, found {described(ids)}")

@@ -20,7 +20,7 @@ from .layout import BLOCK, Layout, StoredMatrix, blocks_of, packed, unwritten
 # quants and scales of MLX's affine format, with the biases `-128 * d`: `d * (q + 128) - 128 * d` is exactly `d * q`.
 # Our kernels flip four sign bits back with one operation.
 
-# The largest scale d for which 128 d does not overflow in float16.
+# The largest scale d whose bias, -128 d, does not overflow in float16.
 LARGEST_AFFINE_SCALE = 511.75
 
 
@@ -97,8 +97,8 @@ def split_q4_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 
 # ---- Q4_K ----
 
-# Q4_K in GPU memory: quants of four bits, and for each 256 weights the first 16 bytes of the file's block, which are d,
-# dmin, and the packed scales and minima: WORDS uint32 in `ws`.
+# Q4_K in GPU memory: `wq` has quants of four bits. `ws` has WORDS uint32 per 256 weights: the first 16 bytes of the
+# file's block, with d, dmin, and the packed scales and minima.
 #
 # `weight = (d * scale) * q - dmin * minimum`. 256 weights share d and dmin (float16); 32 weights share a scale and a
 # minimum of six bits each.
@@ -107,7 +107,7 @@ SUPERBLOCK, WORDS = 256, 4
 
 
 def _affine_q4_k(ws: mx.array) -> tuple[mx.array, mx.array]:
-    """Return a scale and a bias for each 32 weights, exact in float32: (N, K / 32) each."""
+    """Return the scales and the biases, one per 32 weights, exact in float32: two arrays (N, K / 32)."""
     words = ws.reshape(len(ws), -1, WORDS)
     factors = mx.contiguous(words[..., :1]).view(mx.float16).astype(mx.float32)
     packed_scales = mx.contiguous(words[..., 1:]).view(mx.uint8)
@@ -136,10 +136,10 @@ def split_q4_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 
 # ---- Q6_K ----
 
-# Q6_K in GPU memory: quants of six bits, and for each 256 weights a float16 d and 16 signed bytes, the scales.
+# Q6_K in GPU memory: quants of six bits; and per 256 weights, a float16 d and 16 scales of one signed byte.
 #
 # `weight = (d * scale) * (q - 32)`; 16 weights share a scale. The quants of 16 weights take three uint32: two with the
-# low four bits, one with the high two. In `ws`, d and the 16 bytes of its scales take the space of HALVES float16.
+# low four bits, one with the high two. In `ws`, d and its 16 scales take the space of HALVES float16.
 #
 # MLX's affine format has no groups of 16. So if a GPU refuses our kernels, `_values_q6_k` expands the matrix to floats.
 
@@ -180,7 +180,7 @@ def split_q6_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
 
 # MLX's affine types of four and eight bits in GPU memory: `weight = scale * q + bias`.
 #
-# Quants are stored as `mx.quantize` stores them. The scale and the bias of a group are adjacent. If they are bfloat16,
+# Quants are stored as `mx.quantize` stores them. The scale and the bias of a group are adjacent. If both are bfloat16,
 # they are stored as one uint32, the scale in the low half, because not every GPU supports bfloat16.
 
 KINDS = {4: layout.AFFINE4, 8: layout.AFFINE8}

@@ -50,7 +50,7 @@ def head_norm_rope(
     norm_weights: tuple[mx.array, mx.array] | None = None,
     eps: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[mx.array, mx.array]:
-    """Split q, k and v into heads; norm (if `norm_weights` are given) and rotate the heads of q and k.
+    """Split q, k and v into heads. Apply RMSNorm (if `norm_weights` are given), then RoPE, to the heads of q and k.
 
     Args:
         q: (T, H * E) float16 or float32, any number T of tokens.
@@ -108,7 +108,8 @@ def reference(
     """Return the expected results in float64, with the error bounds.
 
     A rotation computes `a * c - b * s` with two roundings: of the product `b * s`, and of the fused multiply-add. A
-    norm adds the roundings of its factor and of two products. All roundings are relative to `|a * c| + |b * s|`.
+    norm adds the roundings of its factor, and of the products with the factor and with the norm weight. All roundings
+    are relative to `|a * c| + |b * s|`.
     """
     roundings = 2 if norm_weights is None else 2 + FACTOR + 2
     queries, keys = (_by_head(x, head_dim) for x in (q, k))
