@@ -1,7 +1,8 @@
 """CPU kernels of the format IQ4_NL: unpack 18-byte blocks of a GGUF file to float32 weights.
 
-A block is a float16 scale d and 32 quants of 4 bits: the low four bits of byte i are the quant of weight i, the high
-four bits that of weight i + 16. A quant is an index into LEVELS. A weight is `d * level`, exact in float32.
+A block is a float16 scale d, then 16 bytes with 32 quants of 4 bits: byte i has the quant of weight i in its low four
+bits, and the quant of weight i + 16 in its high four bits. A quant is an index into LEVELS. A weight is `d * level`,
+exact in float32.
 """
 
 from __future__ import annotations

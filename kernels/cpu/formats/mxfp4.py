@@ -1,9 +1,10 @@
 """CPU kernels of the format MXFP4: unpack 17-byte blocks of a GGUF file to float32 weights.
 
-A block is a byte e and 32 quants of 4 bits: the low four bits of byte i are the quant of weight i, the high four bits
-that of weight i + 16. A weight is 2 ** (e - 127) times a quant, a float of the format E2M1. The kernels use integers
-instead, `scale * level`: a level is twice a quant, and the scale is 2 ** (e - 128). Weights of a magnitude below
-2 ** 128 are exact in float32. Larger weights, which occur only if e >= 253, become infinite.
+A block is a byte e, then 16 bytes with 32 quants of 4 bits: byte i has the quant of weight i in its low four bits, and
+the quant of weight i + 16 in its high four bits. A quant is a float of the format E2M1, and a weight is 2 ** (e - 127)
+times the quant. The kernels compute `scale * level`: the level is twice the quant, an integer, and the scale is
+2 ** (e - 128). Weights of a magnitude below 2 ** 128 are exact in float32. Weights of at least this magnitude, which
+occur only if e >= 253, become infinite.
 """
 
 from __future__ import annotations

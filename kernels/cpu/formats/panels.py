@@ -1,15 +1,15 @@
 """Expand weight rows to panels, for gemm in fixed point: quants of ROWS rows as int16 or int8, scales and offsets.
 
-A panel is expanded from stored blocks, some hundred columns at a time, and stays in the L1 cache while all tokens are
-multiplied with it (`products/fixed_tile.py`). (In gemv, a panel is something else: packed input vectors,
-`products/gemv.py`.) A weight is `scale * quant + offset`. For each 32 columns, a panel has 16 words of 4 bytes of each
-row, transposed: word 0 of all rows, then word 1 of all rows, ... Then come the scales of all rows, and their offsets.
-If the format has a scale for each 16 columns, the scales and offsets of the last 16 columns follow.
+A panel is expanded from stored blocks, at most DEPTH columns at a time, and stays in the L1 cache while the tokens of a
+chunk are multiplied with it (`products/fixed_tile.py`). (In gemv, a panel is something else: packed input vectors,
+`products/gemv.py`.) A weight is `scale * quant + offset`. For each 32 columns, the quants of a row take 16 words of 4
+bytes. A panel has word 0 of all rows, then word 1 of all rows, ..., then the scales of all rows, then the offsets of
+all rows. If the format has a scale for each 16 columns (HALVES), the scales and offsets of the last 16 columns follow.
 
 To build a panel, 8 x 8 words (four int8 quants each) are transposed, so that a vector has the same 4 columns of 8 rows.
-From each word, shifts make two words of two int16: columns 4 i and 4 i + 2, and columns 4 i + 1 and 4 i + 3. For sdot
-(QUADS), and for AMX (TILES) in formats without HALVES, a word keeps its four int8 columns, and only the first 8 of the
-16 words of a row are used.
+From each word, shifts make two words of two int16: columns 4 i and 4 i + 2, and columns 4 i + 1 and 4 i + 3. For sdot,
+and for AMX if the format has no HALVES, a word keeps its four int8 quants, and only the first 8 of the 16 words of a
+row are used.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _EIGHT, _SHORTS, _BYTES = ir.VectorType(_I32, 8), ir.VectorType(_I16, 16), ir.Ve
 ROWS = 32 if register_lanes() == 16 else 16
 # Number of words per row and 32 columns: 16 of quants, and two scales and two offsets.
 ROW_WORDS = 20
-# Whether a word has four int8 and not two int16: for sdot in all formats (`fixed_tile.py`), for AMX in formats without
-# HALVES (`fixed_amx.py`).
+# Whether a word has four int8, not two int16. QUADS: in all formats, for sdot (`fixed_tile.py`). TILES: for AMX, in
+# formats without HALVES (`fixed_amx.py`).
 QUADS = register_lanes() == 4 and has_quad_dot()
 TILES = register_lanes() == 16 and has_tiles()
-# Number of columns that are expanded together. As int16, the quants of ROWS rows then take 16 KB, half of the usual L1
-# cache. Processors with AMX have an L1 cache of 48 KB, and for AMX most formats have int8 quants.
+# Number of columns that are expanded together. The int16 quants of ROWS rows take 16 KB, half of the usual L1 cache.
+# With AMX, DEPTH is twice as large, because the L1 cache has 48 KB, and the quants of most formats are int8.
 DEPTH = (16384 if TILES else 8192) // ROWS
-# Bits of the kind of a format. HALVES: it has a scale for each 16 columns; BIASED: weights have offsets; UNSIGNED:
+# Bits of a format's kind. HALVES: the format has a scale for each 16 columns; BIASED: weights have offsets; UNSIGNED:
 # quants are from 0 to 255.
 HALVES, BIASED, UNSIGNED = 1, 2, 4
 
 
-# 32 quants, as 8 words of 4 bytes.
+# The type of 32 quants, as 8 words of 4 bytes.
 quants_32 = Vector(types.int32, _EIGHT)
 
 
@@ -170,7 +170,7 @@ def levels_of(levels: Sequence[int]) -> Any:
 
 
 def transposed_4(builder: Any, rows: list[Any]) -> list[Any]:
-    """Transpose 4 x 4 words, in both halves of four vectors of 8 words."""
+    """Transpose the 4 x 4 words of the first halves of four vectors of 8 words, and those of the last halves."""
     pairs = []
     for a, b in (rows[:2], rows[2:]):
         pairs.append(shuffled(builder, a, b, [0, 8, 1, 9, 4, 12, 5, 13]))
@@ -183,14 +183,14 @@ def transposed_4(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 def transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """Transpose 8 x 8 words: return vector i with word i of each row."""
+    """Transpose 8 x 8 words: return 8 vectors; vector i has word i of each row."""
     low, high = transposed_4(builder, rows[:4]), transposed_4(builder, rows[4:])
     found = [shuffled(builder, a, b, [0, 1, 2, 3, 8, 9, 10, 11]) for a, b in zip(low, high, strict=True)]
     return found + [shuffled(builder, a, b, [4, 5, 6, 7, 12, 13, 14, 15]) for a, b in zip(low, high, strict=True)]
 
 
 def _words_of(builder: Any, bytes_: Any, kind: int) -> list[Any]:
-    """Return the words of a panel for four columns of 8 rows: two vectors of int16 pairs, or one of four int8."""
+    """Return four columns of 8 rows as words of a panel: two vectors of int16 pairs, or one vector of int8 quads."""
     unsigned = kind & UNSIGNED
     if TILES and not kind & HALVES:
         return [bytes_]
@@ -235,9 +235,9 @@ def _put_scales(typing: Any, to: Any, scales: Any) -> Any:
 class Panel(NamedTuple):
     """The kernel that expands rows of a format to a panel, and the kind of the format.
 
-    `expand(weights, step, n_rows, n_columns, out, scratch)` writes a panel to address `out`: `n_columns` columns, whole
-    blocks, of `n_rows` rows; the last row is repeated up to ROWS rows. Rows begin at address `weights` and are `step`
-    bytes apart. `scratch` is the address of `FORMAT_SCRATCH` bytes of scratch memory.
+    `expand(weights, step, n_rows, n_columns, out, scratch)` writes a panel of `n_rows` rows and `n_columns` columns, a
+    multiple of the block size, to address `out`. If `n_rows` is less than ROWS, the last row is repeated. Rows begin at
+    address `weights` and are `step` bytes apart. `scratch` is the address of `FORMAT_SCRATCH` bytes of scratch memory.
     """
 
     expand: Any
@@ -282,9 +282,10 @@ def panel_by_parts(
 ) -> Panel:  # fmt: skip
     """Make the kernel of a format whose blocks have 256 weights.
 
-    `scales_of` is that of `rows.four_rows_by_parts`. `quants_of(blocks, at, p)` returns quants 64 p to 64 p + 63 of the
-    block at byte `at` in two vectors. For each 32 or 16 columns, `places` has the index of the scale among the results
-    of `scales_of`, and `minima` the index of the minimum; `minima` is empty if there are none. `kind` is HALVES or 0.
+    `scales_of(blocks, at)` returns the scales of the block at byte `at`, and its minima if it has any, in one or two
+    SIMD vectors of 16 numbers. `quants_of(blocks, at, p)` returns quants 64 p to 64 p + 63 of the block in two vectors.
+    For each 32 columns, or with HALVES for each 16, `places` has the index of the scale among the numbers, and `minima`
+    the index of the minimum. `minima` is empty if the format has no minima. `kind` is HALVES or 0.
     """
     write, scales_put = _put_quants(kind), _scale_writer(scales_of, places, minima, kind)
 

@@ -1,8 +1,8 @@
 """CPU kernels of the format Q3_K: unpack 110-byte blocks of a GGUF file to float32 weights.
 
 A block is 32 bytes with the third (high) bits of the quants, 64 bytes with their low two bits, 12 bytes with 16 scales
-of 6 bits, and a float16 factor d. Bit j of byte i of the 32 bytes is the third bit of weight 32 j + i. The low two bits
-take 32 bytes for each 128 weights: bits 2 j and 2 j + 1 of byte i are those of weight 32 j + i of the 128. A weight is
+of 6 bits, and a float16 factor d. Bit j of byte i of the 32 bytes is the third bit of quant 32 j + i. The low two bits
+take 32 bytes for each 128 quants: bits 2 j and 2 j + 1 of byte i belong to quant 32 j + i of the 128. A weight is
 `(d * (scale - 32)) * (q - 4)`, exact in float32.
 """
 
@@ -54,7 +54,7 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     bits = at + LOW + 32 * (p // 2)
     low = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 2)
     low = both(right(low, 4 * (p % 2)), 0x03030303)
-    # Bit 2 p of the block's first 32 bytes is the third bit of the first 32 weights, bit 2 p + 1 of the last 32.
+    # The block's first 32 bytes have the third bits of the first 32 quants in bit 2 p, of the last 32 in bit 2 p + 1.
     third = second_right(load_words_of_4(blocks, at, at + 16, at, at + 16), 1)
     third = left(both(right(third, 2 * p), 0x01010101), 2)
     return bytes_minus(either(low, third), 4)

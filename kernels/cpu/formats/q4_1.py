@@ -1,7 +1,8 @@
 """CPU kernels of the format Q4_1: unpack 20-byte blocks of a GGUF file to float32 weights.
 
-A block is a float16 scale d, a float16 minimum m and 32 quants q of 4 bits: the low four bits of byte i are the quant
-of weight i, the high four bits that of weight i + 16. A weight is `d * q + m`, rounded once.
+A block is a float16 scale d, a float16 minimum m, then 16 bytes with 32 quants q of 4 bits: byte i has the quant of
+weight i in its low four bits, and the quant of weight i + 16 in its high four bits. A weight is `d * q + m`, rounded
+once.
 """
 
 from __future__ import annotations

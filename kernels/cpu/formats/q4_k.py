@@ -1,8 +1,9 @@
 """CPU kernels of the format Q4_K: unpack 144-byte blocks of a GGUF file to float32 weights.
 
 A block is two float16 factors (d for scales and dmin for minima), 12 bytes with 8 scales and 8 minima of 6 bits, and
-256 quants of 4 bits. Each 32 bytes have the quants of two groups of 32 weights, those of the first group in the low
-four bits. A weight is `(d * scale) * q - dmin * minimum`; both products are exact, so the difference is rounded once.
+256 quants q of 4 bits. Each 32 bytes have the quants of two groups of 32 weights: the first group in the low four bits,
+the second in the high four bits. A weight is `(d * scale) * q - dmin * minimum`; both products are exact, so the
+difference is rounded once.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PLACES = (0, 1, 2, 3, 8, 9, 10, 11)
 
 @jit
 def scales_of(blocks: Any, at: int) -> Any:
-    """Return the 8 products `d * scale` and 8 products `dmin * minimum` of the block at byte `at` (see `PLACES`)."""
+    """Return 8 products `d * scale` and 8 products `dmin * minimum` of the block at byte `at` (indices: `PLACES`)."""
     return mul(load_scales_of_6(blocks, at + 4), load_halves_of_4(blocks, at, at + 2, at, at + 2))
 
 

@@ -1,7 +1,8 @@
 """CPU kernels of the format Q5_1: unpack 24-byte blocks of a GGUF file to float32 weights.
 
-A block is a float16 scale d, a float16 minimum m, 4 bytes with the fifth bits of 32 quants q, and 16 bytes with their
-low 4 bits in the order of Q4_0. A weight is `d * q + m`, rounded once.
+A block is a float16 scale d, a float16 minimum m, 4 bytes with the fifth bits of 32 quants q, and 16 bytes with the low
+4 bits of the quants: quants 0 to 15 in the low four bits of the bytes, quants 16 to 31 in the high four bits. A weight
+is `d * q + m`, rounded once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """CPU kernels of the format Q5_K: unpack 176-byte blocks of a GGUF file to float32 weights.
 
-A block has the factors, scales and minima of Q4_K, then 32 bytes of fifth bits (bit g of byte i is that of weight 32 g
-+ i), and the low 4 bits of 256 quants as in Q4_K. A weight is `(d * scale) * q - dmin * minimum`, rounded once.
+A block has 256 quants q. It begins with two float16 factors, d and dmin, and 8 scales and 8 minima, stored as in Q4_K.
+Then come 32 bytes with the fifth bits of the quants (bit g of byte i belongs to quant 32 g + i), and 128 bytes with the
+low 4 bits, stored as in Q4_K. A weight is `(d * scale) * q - dmin * minimum`, rounded once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ HIGH, LOW = 16, 48
 def quants(blocks: Any, at: int, p: int) -> Any:
     """Return quants 64 p to 64 p + 63 of the block at byte `at`: 64 bytes, in a vector of 16 words."""
     bits, low = at + HIGH, at + LOW + 32 * p
-    # The first 32 quants are in the low four bits and in bit 2 p, the last 32 in the high four bits and in bit 2 p + 1.
+    # The fifth bits of the first 32 quants are bit 2 p of the 32 bytes, those of the last 32 quants bit 2 p + 1.
     fifth = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 1)
     fifth = left(both(right(fifth, 2 * p), 0x01010101), 4)
     quants = both(second_right(load_words_of_4(blocks, low, low + 16, low, low + 16), 4), 0x0F0F0F0F)

@@ -2,9 +2,9 @@
 
 A block is 128 bytes with the low four bits of 256 quants, 64 bytes with the high two bits, 16 signed 8-bit scales and
 their float16 factor d. Each half of a block, 128 weights, has 64 bytes of low bits and 32 bytes of high bits. Of the 64
-bytes, the low four bits belong to the first 64 weights, the high four bits to the last 64. Byte i of the 32 bytes has
-the high bits of weights i, 32 + i, 64 + i and 96 + i, those of weight i in the lowest two bits. A weight is `(d *
-scale) * (q - 32)`, exact in float32.
+bytes, the low four bits belong to the first 64 weights, the high four bits to the last 64. Byte i of the 32 bytes has,
+from its lowest bits up, the high bits of weights i, 32 + i, 64 + i and 96 + i. A weight is `(d * scale) * (q - 32)`,
+exact in float32.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     """Return `q - 32` of weights 64 p to 64 p + 63 of the block at byte `at`: signed bytes, in a vector of 16 words."""
     half, shift = p // 2, 4 * (p % 2)
     low, bits = load_words(blocks, at + 64 * half), at + HIGH + 32 * half
-    # Of each byte of high bits, two bits belong to one of the first 32 weights, the next two to one of the last 32.
+    # In each byte of high bits, two bits belong to one of the first 32 quants, the next two bits to one of the last 32.
     high = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 2)
     high = left(both(right(high, shift), 0x03030303), 4)
     return bytes_minus(either(both(right(low, shift), 0x0F0F0F0F), high), 32)
@@ -77,7 +77,7 @@ panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), range(16), kin
 
 @inlined
 def put_scales(to: int, rows: Any, at: int) -> None:
-    """Write the 16 products `d * scale` of the blocks at byte `at` of 8 rows to address `to`."""
+    """For the block at byte `at` of each of 8 rows, write the 16 products `d * scale` to address `to`."""
     first, second, third, fourth = words_of_rows(rows, at + SCALES)
     factor = halves_of_rows(rows, at + FACTOR)
     put_four_scales(to, first, factor)
@@ -88,7 +88,7 @@ def put_scales(to: int, rows: Any, at: int) -> None:
 
 @jit
 def parts(p: int) -> Any:
-    """Return the byte offsets in a block of weights 128 p to 128 p + 127: four of low bits and two of high bits."""
+    """Return the byte offsets of quants 128 p to 128 p + 127: four 16-byte parts of low bits, then two of high bits."""
     low, high = 64 * p, HIGH + 32 * p
     return low, low + 16, low + 32, low + 48, high, high + 16
 

@@ -39,7 +39,7 @@ dequantize = dequantize_32(BLOCK_BYTES, weights)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return the 32 quants of the block at byte `at`, as bytes."""
+    """Return the 32 quants of the block at byte `at`, as signed bytes."""
     return load_32(blocks, at + 2)
 
 

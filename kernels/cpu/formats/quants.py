@@ -127,7 +127,7 @@ def fma_of_4_bits(builder: Any, words: Any, scale: Any, offset: Any) -> Any:
 
 @intrinsic
 def scale_4_bits(typing: Any, words: Any, scale: Any, minimum: Any) -> Any:
-    """Return `scale * q - minimum`: see `fma_of_4_bits`."""
+    """Return `scale * q - minimum` for quants q of 4 bits (`fma_of_4_bits`)."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words, scale, minimum = args
@@ -137,7 +137,7 @@ def scale_4_bits(typing: Any, words: Any, scale: Any, minimum: Any) -> Any:
 
 
 def _with_number(operation: str) -> Any:
-    """Make the function that applies an operation of LLVM to each of 8 or 16 words and one number."""
+    """Make the function that applies an operation of LLVM to 8 or 16 words; the second operand is one number."""
 
     @intrinsic
     def apply(typing: Any, words: Any, n: Any) -> Any:
@@ -170,7 +170,7 @@ def bytes_minus(typing: Any, words: Any, n: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def floats_of_bytes(typing: Any, words: Any, part: Any) -> Any:
-    """Return 16 of the 64 signed bytes of 16 words as floats, from byte `16 * part` on; `part` must be a literal."""
+    """Return 16 of the 64 signed bytes in 16 words, from byte `16 * part` on, as floats; `part` must be a literal."""
     if not isinstance(part, types.IntegerLiteral):
         return None
     first = LANES * part.literal_value
@@ -219,7 +219,7 @@ def load_fields(n_bytes: int, offset: int, *fields: Field) -> Any:
 
 
 def _spread(builder: Any, bits: Any) -> Any:
-    """Return 16 words: the value 16 in each lane i for which bit i of `bits`, an int16, is 1, and 0 in the others."""
+    """Return 16 words: word i is 16 if bit i of `bits`, an int16, is 1, otherwise 0."""
     sixteen = ir.Constant(_INTS, [16] * LANES)
     if register_lanes() == LANES:  # AVX-512: the bits become a mask register
         mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), LANES))
@@ -296,8 +296,8 @@ def look_up(builder: Any, levels: Sequence[int], quants: Any) -> Any:
 def load_levels(levels: Sequence[int]) -> Any:
     """Make the function that loads 32 quants of 4 bits and returns `scale * levels[quant]`, in two vectors.
 
-    The quants are in 16 bytes, the first 16 quants in the low four bits. Levels are signed bytes. With AVX-512 the
-    products of all 16 levels are in one register, and a quant is an index into this register.
+    The quants are in 16 bytes, the first 16 quants in the low four bits. Levels are signed bytes. With AVX-512, one
+    register has the products of the scale with all 16 levels, and a quant is an index into this register.
     """
 
     @intrinsic

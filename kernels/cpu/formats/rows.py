@@ -19,7 +19,8 @@ from .sums import PANEL_SIZES, add_products, add_totals, no_sums, rows_together
 def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
     """Make the gemv kernel of a format with blocks of 16 or 32 weights, which are unpacked as a whole.
 
-    A block has `block` weights; `weights(blocks, at)` returns those of the block at byte `at`, as a tuple of vectors.
+    A block has `block` weights. `weights(blocks, at)` returns the weights of the block at byte `at`, as a tuple of
+    vectors.
     """
 
     def make(n_vectors: int) -> Any:
@@ -69,8 +70,8 @@ def _store_scales(scales_of: Callable[..., Any], scale_vectors: int) -> Any:
 def four_rows_of_groups(block: int, block_bytes: int, piece: int, weights: Callable[..., Any]) -> Any:
     """Make the gemv kernel of a format with one scale per block, which unpacks `piece` weights at a time.
 
-    A block has `block` weights, up to 128, which registers cannot hold. `weights(blocks, at, p)` returns the weights of
-    piece p of the block at byte `at`, as a tuple of vectors.
+    A block has `block` weights, up to 128: too many for registers to hold. `weights(blocks, at, p)` returns the weights
+    of piece p of the block at byte `at`, as a tuple of vectors.
     """
 
     def make(n_vectors: int) -> Any:
@@ -108,8 +109,8 @@ def four_rows_by_parts(
 ) -> Any:
     """Make the gemv kernel of a format whose blocks have 256 weights.
 
-    Each multiply-add to a row's sum waits for the one before. So the kernel multiplies one part of a block (64 weights)
-    of each row (up to four), then the next part of each row.
+    Each multiply-add to a row's sum waits for the previous one. So the kernel multiplies one part of a block (64
+    weights) of each of up to four rows, then the next part of each row.
 
     `scales_of(blocks, at)` returns the scales and minima of the block at byte `at` in `scale_vectors` SIMD vectors: one
     vector of 16 numbers (8 scales and 8 minima, or scales only), or two vectors (16 scales, then 16 minima).
@@ -163,7 +164,7 @@ def four_rows_by_parts(
 def _for_panels(make: Callable[[int], Any]) -> Any:
     """Make the kernel `four_rows` for panels of all sizes.
 
-    `make(n_vectors)` makes the function that multiplies one row of one, two or four ranges with a panel.
+    `make(n_vectors)` makes the function that multiplies one row of each of 1, 2 or 4 ranges of rows with a panel.
     """
 
     def choose(sizes: tuple[int, ...]) -> Any:
@@ -178,9 +179,9 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
         ) -> None:  # fmt: skip
             """Add `dot(row r of range i, input vector t)` to `y[at + i * apart + r + t * y_row]`.
 
-            The terms of a dot product are added in the order that `tile.py` defines. One row of each of four ranges is
-            multiplied at the same time (`gemv.py` has the reason), or of two ranges or one if there are too few
-            registers.
+            The terms of a dot product are added in the order that `tile.py` defines. The kernel multiplies one row of
+            each of the four ranges at the same time (`gemv.py` has the reason). If there are too few registers, it
+            multiplies rows of only two ranges or of one range at the same time.
 
             Args:
                 n_vectors: number of input vectors of the panel, one of `PANEL_SIZES`.
@@ -190,7 +191,7 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
                 count: rows of each range.
                 n_columns: number of columns to multiply.
                 panel: array that contains the panel, (columns / 16, n_vectors, 16).
-                first: index in `panel` of the first column to multiply, of input vector 0.
+                first: index in `panel` of input vector 0's element in the first column to multiply.
                 y: array of products.
                 at: index in y of the product of row 0 of range 0 with input vector 0.
                 apart: distance in y from one range to the next.
@@ -224,7 +225,8 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
 def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
     """Make the kernel `dequantize` of a format with blocks of 32 weights, which `weights` returns in two vectors.
 
-    The kernel writes the float32 weights of blocks `first` to `last - 1` to `out[to:]`, arranged as by `format.expand`.
+    The kernel writes the float32 weights of blocks `first` to `last - 1` to `out[to:]`; `format.expand` describes their
+    arrangement.
     """
 
     @jit

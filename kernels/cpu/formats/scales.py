@@ -55,7 +55,7 @@ def gathered_halves(builder: Any, addresses: list[Any], offset: int) -> Any:
 
 
 def both_halves(builder: Any, words: Any, kind: str) -> list[Any]:
-    """Return a float32 vector of the first 16-bit float in each of 8 words, and one of the second ones."""
+    """Return two float32 vectors: the first and the second float16 or bfloat16 of each of 8 words."""
     sixteen = ir.Constant(_SUMS, [16] * ROWS)
     if kind == "bf16":
         upper = builder.and_(words, ir.Constant(_SUMS, [0xFFFF0000] * ROWS))
@@ -70,7 +70,8 @@ class Scales(NamedTuple):
     Attributes:
         gather: function that returns the scales and the offsets of the blocks at 8 addresses. If a format has no
             offsets, the scales are returned twice.
-        words: 1 if a block begins with a float16 scale, 2 if with a float16 scale and a float16 offset, otherwise 0.
+        words: number of float16 at the start of a block: 1 for a scale, 2 for a scale and an offset. 0 if the block
+            begins with another type.
     """
 
     gather: Any
@@ -80,7 +81,7 @@ class Scales(NamedTuple):
 def scales_of(kind: str, *, has_offset: bool) -> Scales:
     """Return the `Scales` of a format whose blocks begin with a scale, or with a scale and an offset.
 
-    `kind` is the type of both: "f16", "bf16" or "f32"; without offsets only "f16".
+    `kind` is the type of the scale and the offset: "f16", "bf16" or "f32". Without offsets, it must be "f16".
     """
 
     @intrinsic
@@ -123,7 +124,7 @@ def _joined(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any,
 
 
 def scales_one_by_one(scale_of: Callable[..., Any]) -> Scales:
-    """Return the `Scales` of a format without offsets; `scale_of(blocks, at)` returns a scale in every lane."""
+    """Return the `Scales` of a format without offsets; `scale_of(blocks, at)` returns a block's scale in every lane."""
 
     @jit
     def gather(a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -> Any:

@@ -1,8 +1,8 @@
 """Parts of the gemv kernels (`rows.py`): dot products of up to four rows with the input vectors of a panel.
 
-A panel is several packed input vectors (`products/gemv.py`). A dot product has 16 partial sums (`products/tile.py`), so
-each pair of a row and an input vector has one SIMD vector of sums. The sums of all pairs are a tuple of SIMD vectors,
-which stay in registers: first those of row 0 with all input vectors, then those of row 1, ...
+A panel is one or more packed input vectors (`products/gemv.py`). A dot product has 16 partial sums
+(`products/tile.py`), so each pair of a row and an input vector has one SIMD vector of sums. The sums of all pairs are a
+tuple of SIMD vectors, which stay in registers: first those of row 0 with all input vectors, then those of row 1, ...
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _POINTER, _FMA = _VECTOR.as_pointer(), f"llvm.fma.v{LANES}f32"
 WIDE = register_lanes() == LANES
 # The sizes of panels (numbers of input vectors) that have kernels. Another size would be no faster than two panels.
 PANEL_SIZES = (1, 2, 3, 4, 5, 6, 8, 9) if WIDE else (1, 2, 3, 4, 5, 6)
-# By lanes of a register: the most pairs of a row and an input vector if two or four rows are multiplied together. The
-# sums of all pairs are in registers; weights, scales and elements of the panel need the other registers. AVX-512 has 32
-# registers of 16 lanes, AVX2 16 of 8, NEON 32 of 4.
+# Maps the lanes of a register to the most pairs of a row and an input vector if two or four rows are multiplied
+# together. The 16 sums of a pair take one of 32 registers with AVX-512, two of 16 with AVX2, four of 32 with NEON.
+# Weights, scales and elements of the panel need the other registers.
 _PAIRS = {16: 18, 8: 4, 4: 4}
 
 
@@ -60,9 +60,8 @@ def add_products(
     `scale_vectors` SIMD vectors for each row; only the formats of `rows.four_rows_by_parts` use this address.
     """
     found = types.UniTuple(vector, n_weights)(*[types.int64] * 4)
-    # AVX2 has registers for all sums and the weights of one row, but not of all rows, so a fence separates the rows.
-    # There is no fence if a piece is a single SIMD vector: then all rows are multiplied with the same SIMD vectors of
-    # the panel, which LLVM should load only once.
+    # Besides all sums, the registers of AVX2 can hold the weights of only one row, so a fence separates the rows. If a
+    # piece is a single SIMD vector, there is no fence, so that LLVM can load the panel's vectors once for all rows.
     is_tight = register_lanes() == 8 and n_weights > 1
 
     @intrinsic

@@ -31,7 +31,7 @@ def gelu(x: Any) -> Any:
 def gelu_erf(x: Any) -> Any:
     """Return `0.5 * x * erfc(-x / sqrt(2))`.
 
-    For z >= 0, erfc(z) is `t * exp(p(t) - z**2)` with `t = 1 / (1 + z / 2)`, with a relative error of 1.2e-7. Source of
+    For z >= 0, erfc(z) is `t * exp(p(t) - z**2)` with `t = 1 / (1 + z / 2)`; the relative error is 1.2e-7. Source of
     the polynomial p: W. H. Press et al., "Numerical Recipes in C", section 6.2.
     """
     z = mul(larger(x, sub(zeros(), x)), splat(0.7071067811865476))
@@ -62,7 +62,7 @@ def clamped_swiglu(gate: Any, up: Any) -> Any:
 
 @jit
 def activate(activation: int, x: Any) -> Any:
-    """Return x after the activation function with this number (`layout.py`)."""
+    """Apply the activation function whose number in `layout.py` is `activation`, other than CLAMPED_SWIGLU."""
     if activation == SILU:
         return silu(x)
     if activation == GELU:

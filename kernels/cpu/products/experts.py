@@ -1,12 +1,13 @@
 """A mixture of experts in one call: norm, router, choice of experts, and the products of each chosen expert.
 
-The rows that use an expert are multiplied together, so the expert's matrices are read at most once. The outputs of a
-row's experts are added in ascending order of the experts, so the bits of a row do not depend on the other rows.
+The rows (tokens) that use an expert are multiplied together, so the expert's matrices are read at most once. The
+outputs of a row's experts are added in ascending order of the experts, so the bits of a row do not depend on the other
+rows.
 
 If only some experts are in memory, a thread reads the others from the file (`EX_STATE` in `build/layout.py`). The
-kernel tells this thread which experts have been chosen, and which experts the next layer will probably choose. A pass
-of at most PROGRAM_TOKENS tokens uses the experts in memory first, and each other expert when it has been read. Such a
-pass keeps the outputs of all experts until the end, to add them in ascending order of the experts, too.
+kernel tells this thread which experts have been chosen. A pass of at most PROGRAM_TOKENS tokens also tells the thread
+which experts the next layer will probably choose. It uses the experts in memory first, and each other expert when it
+has been read. Because the outputs are added in ascending order of the experts, it adds them only at the end.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def choose(logits: Any, at: int, n_experts: int, n_used: int, ids: Any, to: int)
 
 @jit
 def sigmoids(logits: Any, at: int, n: int, out: Any) -> None:
-    """Write the sigmoids of `logits[at:]`, n of them. Reads and writes extend to the end of the last SIMD vector."""
+    """Write the sigmoids of n logits from `logits[at]` on. Reads and writes extend to the end of a SIMD vector."""
     for e in range(0, n, LANES):
         store(out, e, div(splat(1.0), add(splat(1.0), exp(sub(zeros(), load(logits, at + e))))))
 
@@ -163,11 +164,11 @@ def weigh(
     scores: Any, n_experts: int, n_used: int, normalize: int, sigmoid: int, sum_eps: float, scales: int, ids: Any,
     weights: Any, to: int,
 ) -> None:  # fmt: skip
-    """Write the weights of the chosen experts to `weights[to ...]`: their scores, normalised.
+    """Write the weights of the chosen experts, which are their normalised scores, to `weights[to:]`.
 
     With `normalize`, divide the scores by `sum_eps` plus the sum of the chosen experts' scores. Without `normalize`,
     divide the scores of a softmax by their sum over all experts, and leave sigmoids as they are. `scales` is the
-    address of a factor for each expert's weight, or 0.
+    address of factors of the weights, one per expert, or 0.
     """
     total = np.float32(0)
     if normalize != 0:
@@ -186,9 +187,9 @@ def weigh(
 
 @jit
 def _group(ids: Any, n_pairs: int, n_experts: int, first: Any, pairs: Any) -> None:
-    """Sort the pairs of a row and an expert by expert: write those of expert e to `pairs[first[e] : first[e + 1]]`.
+    """Sort pairs of a row and an expert by their expert; pair i is row `i // n_used` and expert `ids[i]`.
 
-    Pair i is row `i // n_used` and expert `ids[i]`.
+    Write `first` and `pairs`: `pairs[first[e] : first[e + 1]]` are the numbers i of expert e's pairs.
     """
     for e in range(n_experts + 1):
         first[e] = 0
@@ -283,8 +284,8 @@ def _any_held(state: int, n_experts: int) -> Any:
 def _hold(state: int, n_experts: int, e: int) -> Any:
     """Mark expert e as held, and wait until it is in memory; return e, or -1 if reading fails."""
     s = words(state)
-    # Mark e as held before reading whether e is in memory. The thread (`mark_expert`) marks e as absent before reading
-    # whether e is held. So at least one of the two sees the mark of the other.
+    # Mark e as held before checking whether e is in memory. The thread (`mark_expert`) marks e as absent before
+    # checking whether e is held. So at least one of the two sees the mark of the other.
     write(s, STATE_ROWS + n_experts + e, USE_HELD)
     while read(s, STATE_FAILED) == 0:
         if read(s, STATE_ROWS + e) != 0:
@@ -295,7 +296,7 @@ def _hold(state: int, n_experts: int, e: int) -> Any:
 
 @entry
 def mark_expert(state: int, n_experts: int, e: int, in_memory: int) -> None:
-    """Mark an expert as in memory, or as absent unless a pass holds it. The reading thread calls this.
+    """Mark an expert as in memory, or as absent unless a pass holds it. The thread that reads experts calls this.
 
     A kernel that finds the expert in memory also sees all that the thread wrote before this call.
     """
@@ -333,7 +334,7 @@ def _guess(address: int, of: Any, n_tokens: int, x: int, h: int, logits: int, sc
 
 @entry
 def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
-    """Write `y = residual + post_norm(s)`, where s is the sum of `weight * expert(h)` over the experts of each row.
+    """Write `y = residual + post_norm(s)`. A row of s is the sum of `weight * expert(h)` over the row's experts.
 
     h is the normed x, and `expert(h) = down(activation(gate(h)) * up(h))`, or `down(activation(up(h)))` without a gate.
     With EX_WEIGHS_INPUTS, a term is `expert(weight * h)`. Residual and post_norm may be absent. A shared expert is used
@@ -347,7 +348,7 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
         residual: address of the residual, (T, D); 0 if the input is the residual. The residual is added only if EX_ADDS
             is set.
         scratch: address, a multiple of 64, of `layout.expert_scratch` floats, followed by the scratch of EX_PROJECT.
-        y: address of the output, (T, D), other than the inputs.
+        y: address of the output, (T, D), not x or the residual.
     """
     b = words(block)
     n_experts, n_used, width, inner = b[EX_COUNT], b[EX_USED], b[EX_WIDTH], b[EX_INNER]

@@ -108,16 +108,16 @@ def _add_panel(
 ) -> None:
     """Multiply one panel of rows of matrix m with several groups of tokens, over DEPTH columns from `column` on.
 
-    The panel has at most PANEL_ROWS rows, from `first` to before `end`. The groups are `group` to `end_group - 1`. The
-    products are added to PANEL_ROWS floats per token at address `y`. Scratch memory is FORMAT_SCRATCH bytes, then a
-    panel of rows.
+    The panel has PANEL_ROWS rows from row `first` on, fewer if row `end`, the end of the chunk, comes first. The groups
+    are `group` to `end_group - 1`. The products are added to PANEL_ROWS floats per token at address `y`. Scratch memory
+    is FORMAT_SCRATCH bytes, then a panel of rows.
     """
     n, n_columns, panel, t = min(PANEL_ROWS, end - first), job[K], scratch + FORMAT_SCRATCH, first_of(job, group)
     kind = job[m + PANEL_KIND]
     depth, n_blocks, step = min(DEPTH, n_columns - column), n_columns // BLOCK, row_bytes(job, m, n_columns)
     begin = job[m + WEIGHTS] + first * step + row_bytes(job, m, column)
     invoke(job[m + PANEL], (begin, step, n, depth, panel, scratch))
-    # Prefetch the next columns of these rows, and with column 0 also the first columns of the next panel's rows.
+    # Prefetch the next columns of these rows. If `column` is 0, also prefetch the next panel's first columns.
     for i in range(first, first + n):
         prefetch_weights(job, m, n_columns, i, column + DEPTH, min(DEPTH, n_columns - column - DEPTH))
         if column == 0 and i + PANEL_ROWS < end:

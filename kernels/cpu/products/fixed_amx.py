@@ -3,16 +3,16 @@
 The sums of a block of 32 columns are exact integers, so the bits are those of `fixed_tile.py`. A quant of a token is
 two signed bytes, its *digits*: `256 * high + low`. AMX's tile registers have 16 lines of 64 bytes. One instruction
 multiplies a register of digits (a line has 32 columns of a token) with a register of weight quants (a line has 4
-columns of each of 16 rows). The result is a register of sums (a line has 16 rows for a token). So a block takes four
-instructions: the high and the low digits, each with the first and the last 16 rows. Then
-`256 * (sum of high) + (sum of low)`, times both scales, is added to the products y.
+columns of each of 16 rows). The result is a register of sums (a line has the sums of a token with 16 rows). So a block
+takes four instructions: the high and the low digits, each with the first and the last 16 rows. Then
+`256 * (sum of high) + (sum of low)`, times the scales of the row and of the token, is added to the products y.
 
 Formats with a scale for each 16 columns use the tile of `fixed_tile.py`. AMX would be no faster: an instruction takes
 as long for 16 columns as for 32, and twice as many sums would have to be added.
 
 Sums can leave a tile register only through memory. A multiplication occupies the tile unit for 16 cycles, but its
 result is ready only after 52. So the code is a pipeline: while 16 rows are multiplied, the sums of the other 16 rows
-are written to memory, and between the AMX instructions, a quarter of the tokens' earlier sums is added to y.
+are written to memory. Between the AMX instructions, the written sums of a quarter of the tokens are added to y.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from .fixed_tile import DIGITS, SCALE, TOKEN_WORDS, TOKENS, TOTAL, load_words, w
 
 _F32, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _FLOATS, _INTS, _LINE = ir.VectorType(_F32, 16), ir.VectorType(_I32, 16), ir.VectorType(_I8, 64)
-# The tile registers: sums of the first and of the last 16 rows, for high and low digits; high and low digits; quants.
+# Numbers of the tile registers: sums of the first and of the last 16 rows, each for high and low digits; high and low
+# digits; quants.
 _SUMS, _DIGITS, _QUANTS = ((0, 1), (2, 3)), (4, 5), 6
 _QUARTER = TOKENS // 4
 
@@ -42,7 +43,7 @@ def _amx(builder: Any, name: str, *operands: Any) -> None:
 
 
 def _reserved(builder: Any, n_lines: int) -> Any:
-    """Return the address of lines of 64 bytes on the stack."""
+    """Return the address of `n_lines` lines of 64 bytes on the stack."""
     with builder.goto_entry_block():  # `alloca_once` would also fill them with zeros
         place = builder.alloca(ir.ArrayType(_LINE, n_lines))
     place.align = 64
@@ -104,7 +105,7 @@ class _Tile:
         return self.builder.icmp_unsigned(">", self.n, ir.Constant(_I64, t))
 
     def copy_y(self, y: Any, y_row: Any, *, back: bool) -> None:
-        """Copy the products of n tokens from address `y` to the registers, or back."""
+        """Copy the products of n tokens from address `y` to the registers, or with `back` from the registers to `y`."""
         builder = self.builder
         for t, own in enumerate(self.y):
             with builder.if_then(self._has(t)):
@@ -120,7 +121,7 @@ class _Tile:
         return word_address(self.builder, self.rows, self.builder.mul(block, ir.Constant(_I64, ROW_WORDS * ROWS)))
 
     def _words_of_tokens(self, block: Any, word: int) -> Any:
-        """Return the address of word `word` of the first token in a block; the other tokens' words follow."""
+        """Return the address of word `word` of the first token in a block; this word of the other tokens follows."""
         at = self.builder.add(self.builder.mul(block, ir.Constant(_I64, TOKEN_WORDS)), ir.Constant(_I64, word))
         return word_address(self.builder, self.tokens, self.builder.mul(at, self.n))
 
@@ -145,7 +146,7 @@ class _Tile:
         _amx(self.builder, "tilestored64", _SUMS[side][digit], self.sums[side][digit], ir.Constant(_I64, 64))
 
     def add(self, block: Any, side: int, quarter: int, *, biased: bool) -> None:
-        """Multiply the written sums of 16 rows and a quarter of the tokens by both scales, and add them to y."""
+        """Multiply the written sums of 16 rows and a quarter of the tokens by the scales, and add the results to y."""
         builder, fma, rows = self.builder, "llvm.fma.v16f32", self._block_of_rows(block)
         scales, offsets = (load_words(builder, rows, (16 + i) * ROWS + 16 * side, _FLOATS) for i in range(2))
         token_scales, totals = (self._words_of_tokens(block, word) for word in (SCALE, TOTAL))
@@ -192,7 +193,7 @@ def _is_set(builder: Any, kind: Any, bit: int) -> Any:
 
 @intrinsic
 def multiply_tiles(typing: Any, n: Any, rows: Any, tokens: Any, n_blocks: Any, y: Any, y_row: Any, kind: Any) -> Any:
-    """Do what `fixed_tile.multiply_panels` does, for a format with one scale per block, with AMX.
+    """Do with AMX what `fixed_tile.multiply_panels` does, for a format without HALVES (a scale for each 16 columns).
 
     `configure_tiles` must have been called with n or n + 1.
     """

@@ -50,7 +50,7 @@ _AHEAD = 1536
 
 @intrinsic
 def _pack_block(typing: Any, quants: Any, to: Any) -> Any:
-    """Write 32 int16 at address `quants` to the record at `to`, in the order of `formats/fixed_rows.py`."""
+    """Write 32 int16 at address `quants` to the record at `to`, in the order that `formats/fixed_rows.py` defines."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.VectorType(_I16, 32)
@@ -78,7 +78,7 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
     values, factors = shorts(quants), floats(scales)
     for t in range(n):
         for b in range(n_blocks):
-            # The records of two tokens are interleaved. If the number of tokens is odd, the last record stands alone.
+            # The records of two tokens are interleaved block by block. If n is odd, the last token's record is not.
             pair, together = t // PAIR * PAIR, min(PAIR, n - t // PAIR * PAIR)
             place = to + RECORD_BYTES * (pair * n_blocks + b * together + t - pair)
             at = 32 * (t * n_blocks + b)
@@ -115,7 +115,8 @@ def multiply_fixed_stored(job: Any, chunk: int, scratch: int) -> None:
     first = (chunk - job[m + CHUNK]) * height
     n, n_tokens = min(height, apart - first), job[T]
     other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
-    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size); size is the height in whole SIMD vectors.
+    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size). `size` is the height, rounded up to whole
+    # SIMD vectors.
     size, place = ceil_div(height, LANES) * LANES, scratch + FORMAT_SCRATCH
     products, step = floats(place), row_bytes(job, m, job[K])
     from_m, from_other = job[m + WEIGHTS], job[other + WEIGHTS]

@@ -5,9 +5,9 @@ weight is `scale * quant + offset`. For each block, the products of the token's 
 summed as an exact integer, which is then rounded to float32: `sum`. A format with a scale for each 16 columns has two
 sums per block.
 
-The result y starts with 0, and the sums are added in the order of their columns. For each sum, a format with offsets
-first computes `y = fma(offset, total, y)`, where `total` is `token_scale` times the sum of the token's quants in the
-columns of the sum. Then every format computes `y = fma(sum, scale * token_scale, y)`.
+The result y starts with 0, and the sums are added in the order of their columns. For each sum, if the format has
+offsets, `y = fma(offset, total, y)` is computed first, where `total` is `token_scale` times the sum of the token's
+quants in the columns of the sum. Then, in every format, `y = fma(sum, scale * token_scale, y)` is computed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ BLOCK = 32
 # The largest quant, 127 * 256 + 127. Some kernels split a quant into two signed bytes, `256 * high + low`; for a larger
 # quant, the high byte would have to be 128.
 LIMIT = np.float32(32639)
-# A block whose largest magnitude is smaller becomes zero, because LIMIT divided by it could be infinite.
+# A block becomes zero if its largest magnitude is below this, because LIMIT / magnitude could be infinite.
 LEAST = np.float32(1e-34)
 
 
 class Fixed(NamedTuple):
-    """Rows in fixed point: quants (T, K), and scales (T, K / 32), NaN where a value of a block is not finite."""
+    """Rows in fixed point: quants (T, K), and scales (T, K / 32). A block with NaN or infinities has the scale NaN."""
 
     quants: NDArray[np.int16]
     scales: Floats
@@ -53,7 +53,7 @@ def quantize(x: Floats) -> Fixed:
 
 def multiply(weights: Parts, n_rows: int, x: Fixed) -> Floats:
     """Return the products (T, N) of N weight rows, given as the `Parts` of their blocks, with tokens (T, K)."""
-    # A format whose groups have more than 32 columns has one scale for several blocks.
+    # If a scale is for more than 32 columns, it is repeated for each block of 32.
     size = min(BLOCK, weights.quants.shape[-1])
     repeated = weights.quants.shape[-1] // size
     quants = weights.quants.reshape(n_rows, -1, size).astype(np.float64)

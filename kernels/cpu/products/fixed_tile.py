@@ -20,11 +20,12 @@ There are two forms of quants:
 - *quads*, on arm64 with sdot: a word is four int8. Of a row, only the first 8 words are used. A quant of a token is two
   int8, `256 * high + low`: the first 8 words of a token have the high bytes, the last 8 words the low bytes.
 
-With AMX (`fixed_amx.py`), rows are quads if their format is without HALVES, else pairs. Tokens are pairs, followed by
-the digits that AMX multiplies with quads: 32 high bytes of each token, then 32 low bytes of each token.
+With AMX (`fixed_amx.py`), rows are pairs if their format has HALVES, else quads. Tokens are pairs, followed by the
+bytes (*digits*) that AMX multiplies with quads: 32 high bytes of each token, then 32 low bytes of each token.
 
-LLVM's own code for a tile of pairs is a quarter slower, or keeps sums in memory. So eight pairs of columns are one
-piece of inline assembly (`_pairs`), or LLVM's operations if the processor lacks its instructions (`_plain_pairs`).
+For a tile of pairs, code that LLVM generates is a quarter slower than inline assembly, or keeps sums in memory. So
+inline assembly multiplies eight pairs of columns (`_pairs`). If the processor lacks the instructions for this, LLVM's
+operations multiply the pairs (`_plain_pairs`).
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from ..formats.panels import BIASED, HALVES, QUADS, ROW_WORDS, ROWS, TILES, UNSI
 
 _F32, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _WIDTH = register_lanes()
-# The most tokens of a tile, by lanes of a register. Sums take 24 of the 32 registers of AVX-512 and NEON, 12 of the 16
-# of AVX2; NEON has separate sums for high and low bytes.
+# The most tokens of a tile, for registers of 16, 8 or 4 lanes. Sums take 24 of the 32 registers of AVX-512 and NEON, 12
+# of the 16 of AVX2; NEON has separate sums for high and low bytes.
 TOKENS = {16: 12, 8: 6, 4: 3}[_WIDTH]
 # Positions of a token's words in a block (listed above), and the number of these words. With AMX the number is a
 # multiple of 8, so that digits are at multiples of 32 bytes: AMX loads lines that cross cache lines at half the speed.
@@ -133,7 +134,7 @@ def _plain_pairs(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: 
 
 
 def _quads(builder: Any, n: int, rows: Any, tokens: Any, half: int, sums: list[Any] | None) -> list[Any]:
-    """Add the products of 4 quads of columns, by sdot: sums with tokens' high bytes, then sums with their low bytes."""
+    """Add the products of 4 quads of columns, by sdot. `sums` are the sums with high bytes, then with low bytes."""
     kind, bytes_ = ir.VectorType(_I32, 4), ir.VectorType(_I8, 16)
     name, low = "llvm.aarch64.neon.sdot.v4i32.v16i8", n * _REGISTERS
     sums = list(sums) if sums else [ir.Constant(kind, None)] * (2 * low)
@@ -164,9 +165,10 @@ class _Tile:
         )
 
     def put(self, sums: list[Any], scales: Any, totals: Any) -> None:
-        """Multiply the sums by the scales of rows and tokens, and add them to y, with the offsets if there are any.
+        """Multiply the sums by the scales of rows and tokens, and add the products, and the offsets times totals, to y.
 
-        The rows' scales begin at word `scales` of the block of rows, the tokens' totals at word `totals` of the tokens.
+        The rows' scales begin at word `scales` of the block of rows, the tokens' totals at word `totals` of the block
+        of tokens.
         """
         with self.builder.if_else(self.biased) as (with_offsets, without):
             with with_offsets:
@@ -265,7 +267,7 @@ if STEP is _pairs:
 
 
 def choice(n: int, step: Step) -> Any:
-    """Make the function that multiplies a panel of rows with a panel of 1 to n tokens; each number has its own tile."""
+    """Make the function that multiplies panels of rows and of 1 to n tokens; each number of tokens has its own tile."""
     own, fewer = tile_of(n, step), choice(n - 1, step) if n > 1 else None
 
     @jit
@@ -291,7 +293,7 @@ multiply_panels = choice(TOKENS, STEP)
 
 @intrinsic
 def _pack_block(typing: Any, quants: Any, to: Any, t: Any, n: Any) -> Any:
-    """Write the 32 quants of token t, int16 at address `quants`, to a block, at address `to`, of a panel of n tokens.
+    """Write 32 int16 quants of token t, from address `quants`, to the block at address `to` of a panel of n tokens.
 
     With AMX also write their digits. A pair is columns 4 i and 4 i + 2, or 4 i + 1 and 4 i + 3, as in a panel of rows.
     """

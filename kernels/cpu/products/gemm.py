@@ -52,8 +52,8 @@ PARTS = LANES // PART
 # Number of floats of all sums that are kept in memory between the two sweeps.
 _ALL_KEPT = GEMM_ROWS // TILE_ROWS * PARTS * KEPT if PARTS > 1 else 0
 # Floats from a part of an expanded row to the same part of the next row. At a distance of 4,096 bytes, all rows would
-# use the same sets of the L1 cache, so LANES floats are added. With AVX2 the distance is 2,048 bytes, so adjacent rows
-# use different sets.
+# use the same sets of the L1 cache, so LANES floats are added. With AVX2 the distance is 2,048 bytes, and adjacent rows
+# use different sets without added floats.
 _PART_ROW = STRETCH // PARTS + (LANES if PARTS == 1 else 0)
 # Bytes of memory for one stretch of GEMM_ROWS expanded rows.
 _EXPANDED = 4 * GEMM_ROWS * PARTS * _PART_ROW
@@ -154,7 +154,7 @@ def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
 def prepare_rows(job: Any, chunk: int, scratch: int) -> None:
     """Norm (if the job has a norm) the PREPARED rows of one chunk of X, and write them to Y, padded with zeros.
 
-    Y is (T, STRIDE). With AVX2 instead, each stretch of columns of Y is (parts, T, columns of a part).
+    Y is (T, STRIDE). With AVX2, Y is stored by stretches of columns instead: each is (parts, T, columns of a part).
     """
     n, stride = job[K], job[STRIDE]
     x, out, eps = floats(job[X]), floats(job[Y]), np.float32(number(job[NORM_EPS]))

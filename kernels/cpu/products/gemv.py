@@ -2,7 +2,8 @@
 
 Memory bandwidth is the limit, so each weight row is read from memory once for all tokens. A core reads several streams
 of memory faster than one stream. So the matrix is divided into WAYS ranges of rows, a chunk has rows from each range,
-and the kernel multiplies one row of each range at the same time (with many input vectors, of fewer ranges).
+and the kernel multiplies one row of each range at the same time. With many input vectors, registers suffice for rows of
+only one or two ranges.
 
 The input vectors (one per token) are packed into panels, (K / 16, vectors, 16): a panel has the first 16 elements of
 each of its vectors, then the next 16 elements of each, and so on. While a stretch (STRETCH columns) is multiplied, the
@@ -47,16 +48,16 @@ def _first_panel(n_tokens: int) -> int:
 _FIRST_PANEL = (0, *map(_first_panel, range(1, TWO_PANELS + 1)))
 # Prefetch distance in bytes for a single input vector. It is short, because the hardware also prefetches the four rows.
 _AHEAD = 1024
-# The distance for several vectors, in bytes of one stretch. The kernel multiplies one stretch of all rows before the
-# next stretch, so it prefetches the same stretch of a later row.
-_AHEAD_OF_PIECES = 2048
+# With several vectors, the kernel multiplies one stretch of all rows before the next stretch, so it prefetches the same
+# stretch of a later row. From this row to the later row, there are at least this number of bytes in the stretch.
+_AHEAD_IN_STRETCH = 2048
 
 
 @jit
 def pack_panels(job: Any, x: int, panels: int, normed: int) -> None:
     """Norm (if the job has a norm) the vectors (T, K) at address x, and pack them into panels at address `panels`.
 
-    `normed` is the address of scratch memory for (T, K).
+    `normed` is the address of scratch memory for the normed vectors (T, K).
     """
     n, n_tokens, source, out = job[K], job[T], floats(x), floats(panels)
     if job[NORM_WEIGHT] != 0:
@@ -88,14 +89,15 @@ def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     n = min(height, apart - first)
     other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
     n_columns, n_tokens = job[K], job[T]
-    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size); size is the height in whole SIMD vectors.
+    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size). `size` is the height, rounded up to whole
+    # SIMD vectors.
     size, place = ceil_div(height, LANES) * LANES, scratch + FORMAT_SCRATCH
     products = floats(place)
     products[: n_tokens * 4 * size] = 0
     # A single vector fits into the L1 cache, so each row is read from start to end.
     depth = n_columns if n_tokens == 1 else min(STRETCH, n_columns)
     step = row_bytes(job, m, n_columns)
-    ahead = _AHEAD if n_tokens == 1 else ceil_div(_AHEAD_OF_PIECES, row_bytes(job, m, depth)) * step
+    ahead = _AHEAD if n_tokens == 1 else ceil_div(_AHEAD_IN_STRETCH, row_bytes(job, m, depth)) * step
     for column in range(0, n_columns, depth):
         columns, from_m = min(depth, n_columns - column), job[m + WEIGHTS] + row_bytes(job, m, column)
         from_other = job[other + WEIGHTS] + row_bytes(job, m, column)
