@@ -375,7 +375,7 @@ def test_without_a_compiler_numpy_runs_and_says_so_once(tmp_path: Path, missing:
     result = python(code, MICRO, NUMBA_CACHE_DIR=str(tmp_path))
     assert result.stdout.split() == ["SimdBackend", "3", "ParallelBackend", "3"], result.stderr
     assert result.stderr.count("no compiled kernels, NumPy runs instead") == 1
-    assert "Numba, which compiles it, is not installed: pip install numba" in result.stderr
+    assert "Numba, which compiles the kernels, is not installed: pip install numba" in result.stderr
 
 
 def test_an_old_processor_has_no_kernels(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):

@@ -132,7 +132,7 @@ def test_a_wheel_with_machine_code_runs_without_a_compiler(built: tuple[Path, Pa
     assert said == f"{mlx_engine.load('builtin', 'simd').generate('Once upon a time', max_tokens=8).token_ids}\n"
     environment.run(*PIP, "uninstall", "-y", "mlx-engine")
     environment.run(*INSTALL, built[1])
-    with pytest.raises(AssertionError, match="Numba, which compiles it, is not installed: pip install numba"):
+    with pytest.raises(AssertionError, match="Numba, which compiles the kernels, is not installed: pip install numba"):
         environment.run("-c", WITHOUT_A_COMPILER)
 
 

@@ -1,11 +1,11 @@
 """Compile parts of the kernels to object files. This module runs in child processes that `machine_code.py` starts.
 
-A part is a set of kernels that are compiled together: the kernels of a key of `library.MODULES`, or the float32 or
-fixed-point kernels of a format.
+A part is a set of kernels that are compiled together. `library.MODULES` maps the names of parts to their modules. Each
+format has two more parts: its float32 kernels, and its fixed-point kernels.
 
-Numba optimises a function once alone and again inside every caller, and emits code and a wrapper each time. Only the
-machine code of exported kernels is needed here. So each function is translated to LLVM IR once per process, and the IR
-of all functions of a part is linked and optimised once, together.
+By default, Numba optimises a function alone and again in every caller, and emits machine code and a wrapper for each
+function. Only the machine code of exported kernels is needed here. So each function is translated to LLVM IR once per
+process, and the IR of all functions of a part is linked and optimised once, together.
 
 Numba's translation, in Python, takes two thirds of the time. A lower optimisation level of LLVM would save only 3
 percent. Python's garbage collector is off, which saves an eighth.
@@ -67,11 +67,11 @@ class _Unoptimized(codegen.CPUCodeLibrary):  # type: ignore[misc]
 
 
 class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
-    """A code generator for this or another machine, which does not load the code that it generates.
+    """A code generator for this machine or another one. The generated code is not loaded.
 
     Attributes:
-        triple: LLVM's target triple; "" is this machine. If it is not "", the code is position-independent, so that a
-            linker can put it into a shared library (`prebuilt.py`).
+        triple: LLVM's target triple; "" is this machine. With any other triple, the code is position-independent, so
+            that a linker can put it into a shared library (`prebuilt.py`).
     """
 
     _library_class = _Unoptimized
@@ -182,7 +182,7 @@ def _stop_here(module: Any, name: str) -> None:
 
 
 def main(parts: Sequence[str], triple: str = "") -> None:
-    """Write the object file of each part to stdout as soon as it is compiled: a length, then the `sealed` code."""
+    """Write each part to stdout as soon as it is compiled: a length (8 bytes), then the `sealed` object file."""
     translator = Translator.start(triple)
     for i, part in enumerate(parts, 1):
         code = sealed(compiled(translator, part))

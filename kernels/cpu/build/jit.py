@@ -21,11 +21,12 @@ config.CACHE_DIR = str(folder())
 # NUMBA_CPU_NAME names a processor without it, and for AMX even if the system does not permit it.
 config.CPU_FEATURES = features()
 
-# With the error model "numpy", division by zero follows IEEE 754; compiled callers could not catch an exception.
+# With the error model "numpy", division by zero follows IEEE 754. By default, it would raise an exception, which
+# compiled callers could not catch.
 _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy", "cache": True}
 
-# The type of a task, a function that processes one chunk of a job (`jobs.py`). Its arguments: the words of the job, the
-# number of the chunk, and the address of scratch memory.
+# The type of a task, a function that processes one chunk of a job (`jobs.py`). Its arguments: a pointer to the job's
+# words (int64), the number of the chunk, and the address of scratch memory.
 TASK = types.void(types.CPointer(types.int64), types.int64, types.int64)
 _TYPES = {"i": types.int64, "f": types.float64}
 
@@ -44,7 +45,7 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Compile a function as `jit` does, and inline it into each caller, which LLVM does not do with large functions."""
+    """Compile a function as `jit` does, and inline it into each caller: LLVM alone inlines only small functions."""
     return numba.njit(**_OPTIONS, forceinline=True)(function)
 
 
@@ -74,6 +75,6 @@ def export(name: str, function: Callable[..., Any]) -> str:
 
 
 def entry(function: Callable[..., Any]) -> Any:
-    """Export a function that Python calls; `library.ENTRIES` has the types of its arguments."""
+    """Export a function that Python calls; return it compiled by `jit`. `library.ENTRIES` has its argument types."""
     EXPORTS[function.__name__] = (function, types.void(*(_TYPES[letter] for letter in ENTRIES[function.__name__])))
     return jit(function)

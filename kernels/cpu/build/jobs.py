@@ -4,6 +4,8 @@ A job is a task (the address of machine code), a number of chunks, and words (in
 the task needs. Each thread, also the one that submits the job, processes its own range of chunks in order, because
 memory is fastest when it is read in order. Then the thread steals chunks from the other ranges. The content of a chunk
 does not depend on the thread that processes it, so results are bit-identical for any number of threads.
+
+`control` is the control block of the pool, which all of its threads share. `layout.py` describes its words.
 """
 
 from __future__ import annotations
@@ -32,22 +34,22 @@ from .memory import call, fetch_add, invoke, read, relax, words, write
 
 @jit
 def _end(control: Any, thread: int) -> Any:
-    """Return the number after the last chunk of a thread's range."""
+    """Return the end of a thread's range of chunks; the last chunk of the range has this number minus 1."""
     return (thread + 1) * control[CHUNKS] // control[THREADS]
 
 
 @jit
 def scratch_of(control: Any, thread: int) -> Any:
-    """Return the address of a thread's scratch memory; thread 0 is the thread that submits jobs.
+    """Return the address of a thread's scratch memory. Thread 0 is the thread that submits jobs.
 
-    `scratch_of(control, control[THREADS])` is its second scratch memory, which chunks do not overwrite.
+    `scratch_of(control, control[THREADS])` is the second scratch memory of thread 0, which chunks do not overwrite.
     """
     return control[SCRATCH] + thread * SCRATCH_BYTES
 
 
 @jit
 def work(control: Any, me: int) -> Any:
-    """Process chunks, first of this thread's range, then of other ranges; return how many this thread has processed.
+    """Process chunks of thread `me`'s range, then of other ranges; return how many chunks `me` has processed.
 
     A thread that begins after the end of a job finds no chunks, or processes chunks of the next job. This is safe,
     because a job is replaced only after all its chunks are done.
@@ -69,7 +71,7 @@ def work(control: Any, me: int) -> Any:
 def _wait(control: Any, polls: int) -> Any:
     """Wait after poll number `polls`; return the number of the next poll.
 
-    From poll number SPINS on, the thread sleeps between polls, so that another process gets the core, or a thread of
+    From poll number SPINS on, the thread sleeps between polls, so that its core can run another process, or a thread of
     this pool that has a chunk but no core.
     """
     if polls < control[SPINS]:
@@ -81,7 +83,7 @@ def _wait(control: Any, polls: int) -> Any:
 
 @jit
 def run(control: Any, task: int, chunks: int) -> None:
-    """Run the job whose words are in `control[JOB:]`, together with the worker threads; return when it is done."""
+    """Run the job whose words are in `control[JOB:]`, together with the worker threads; return when the job is done."""
     if chunks == 1:
         call(task, control, JOB, 0, scratch_of(control, 0))
         return
@@ -107,7 +109,7 @@ def run_alone(control: Any, task: int, chunks: int) -> None:
 
 @entry
 def work_until_idle(address: int, me: int, patience: int) -> None:
-    """Process chunks of the pool's jobs; return if STOP is 1, or after `patience` polls without work while ON is 0."""
+    """Process chunks of the pool's jobs. Return if STOP is 1, or after `patience` polls without work while ON is 0."""
     control, polls, idle = words(address), 0, 0
     while idle < patience and read(control, STOP) == 0:
         if read(control, LEFT + LINE * me) > 0 and work(control, me) > 0:

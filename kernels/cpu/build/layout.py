@@ -1,7 +1,7 @@
-"""The binary interface between Python and the compiled kernels: descriptors of blocks, jobs and programs, and sizes.
+"""The binary interface between Python and the compiled kernels: sizes, and descriptors of blocks, jobs and programs.
 
-A descriptor is an array of words. A word is an int64: a number, an address, or the bits of a float64. The names below
-are the positions of words in a descriptor. This module needs no compiler, like `library.py` and `pool.py`.
+A descriptor is an array of words. A word is an int64: a number, an address, or the bits of a float64. After a comment
+"Words of ...", the names are positions of words in a descriptor. Importing this module needs neither Numba nor LLVM.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def whole_vectors(n: int) -> int:
 def input_row(n: int) -> int:
     """Return the distance in floats between input rows of n elements in scratch memory: an odd number of SIMD vectors.
 
-    At a distance of 4,096 bytes (K = 1024), the same column of all rows would be in one set of the L1 cache.
+    At a distance of 4,096 bytes (n = 1024), the same column of all rows would be in one set of the L1 cache.
     """
     return (n + LANES - 1) // LANES // 2 * 2 * LANES + LANES
 
@@ -26,7 +26,8 @@ def input_row(n: int) -> int:
 def product_floats(n: int) -> int:
     """Return the number of floats of scratch memory that a product with n columns needs for each token.
 
-    With AMX in fixed point these are 40 floats per 32 columns (`fixed_tile.TOKEN_WORDS`), else at most `input_row`.
+    Products in fixed point with AMX need 40 floats per 32 columns (`fixed_tile.TOKEN_WORDS`), all other products at
+    most `input_row(n)` floats.
     """
     return max(whole_vectors(n + n // 4), input_row(n))
 
@@ -39,18 +40,19 @@ SILU, GELU, CLAMPED_SWIGLU, GELU_ERF, RELU2 = 1, 2, 3, 4, 5
 
 # ---- a thread pool's control block ----
 
-# Words of the control block, which all threads of a pool share. Words that several threads write have cache lines of
-# their own.
+# Words of the control block, which all threads of a pool share. A word that several threads write shares its cache line
+# with no other word.
 # - DONE: number of finished chunks; STOP: 1 to end the threads; ON: 1 while more jobs follow, so that no thread parks
 # - TASK, CHUNKS: address of the job's task, and number of its chunks; THREADS: number of threads
 # - SCRATCH: address of the threads' scratch memory
-# - SPINS: after this number of polls without work, a thread sleeps between polls, by the C function at address SLEEP
+# - SPINS: after this number of polls without work, a thread sleeps between polls; SLEEP: address of the C function
+#   that sleeps
 # - JOB: the first word of the job
-# - LEFT: from here on each thread has LINE words (two cache lines); the first is the number of chunks left in its range
+# From LEFT on each thread has LINE words (two cache lines); the first word is the number of chunks left in its range.
 DONE, STOP, ON = 0, 16, 17
 TASK, CHUNKS, THREADS, SCRATCH, SPINS, SLEEP, JOB, LEFT = 32, 33, 34, 35, 36, 37, 40, 256
 LINE = 16
-# The argument of SLEEP. The system adds about 50 microseconds to each sleep.
+# The argument of the C function at address SLEEP. The system adds about 50 microseconds to each sleep.
 SLEEP_MICROSECONDS = 20
 # Bytes of a scratch memory. Each thread has one; the thread that submits a job has two (`jobs.scratch_of`).
 SCRATCH_BYTES = 4 << 20
@@ -62,12 +64,12 @@ SCRATCH_BYTES = 4 << 20
 # - NORM_WEIGHT, NORM_EPS, NORM_BIAS: a norm of the input. NORM_WEIGHT is 0 if there is no norm. NORM_BIAS is 0 for an
 #   RMS norm, and an address for a layer norm. POST_NORM_...: a norm of the output, in the same form
 # - N, K: columns of the output and of the input; ACTIVATION: an activation function, or 0
-# - CHUNK_GEMV, CHUNK_GEMM: rows of a chunk, which `linear.py` changes for some numbers of tokens
+# - CHUNK_GEMV, CHUNK_GEMM: rows of a chunk; `linear.py` adapts them to the number of tokens
 # - HAND_OUT: 0 if one thread runs a small batch faster than several threads
 # - MATRICES: the number of matrices; HAS_GEMV: 0 if rows cannot be multiplied as they are stored
 # - FIXED: the number of matrices that are multiplied in fixed point (`--activations i16`)
-# - FIXED_GEMM, FIXED_PREPARE: the tasks of these products, and of the preparation of their input; FIXED_GEMV,
-#   FIXED_RECORDS: the same for few tokens
+# - FIXED_GEMM, FIXED_PREPARE: the tasks of products in fixed point, and of the preparation of their input;
+#   FIXED_GEMV, FIXED_RECORDS: the same for few tokens
 # From TABLE on each matrix has WIDTH words: WEIGHTS (an address), ROWS, BIAS (an address or 0), COLUMN (the first
 # column of its products in the output), CHUNK (the number of its first chunk in a job), and from FORMAT on the
 # words of its format.
@@ -90,6 +92,7 @@ WEIGHTS, ROWS, BIAS, COLUMN, CHUNK, FORMAT = range(6)
 FOUR_ROWS, EXPAND, BLOCK_WEIGHTS, BLOCK_BYTES, MOST_STORED, FORMAT_WIDTH = range(6)
 PANEL = FORMAT + FORMAT_WIDTH
 PANEL_KIND, PANEL_MOST, EIGHT_ROWS, WIDTH = range(PANEL + 1, PANEL + 5)
+# The most matrices of a block.
 MOST_MATRICES = 8
 
 # A dot product sums this number of columns, and then adds the sum to its total. This is part of the order of summation
@@ -118,10 +121,10 @@ CHUNK_BYTES = 64 * 1024
 # Chunks of long jobs are larger: 1 / LONG_JOB of the job's bytes, up to MOST_CHUNK_BYTES. This makes decode of a 0.6B
 # model 3 to 5 % faster. Short jobs would have too few chunks of this size for all threads.
 MOST_CHUNK_BYTES, LONG_JOB = 128 * 1024, 16
-# A gemm chunk has GEMM_ROWS rows and up to GEMM_TOKENS input vectors. With a gate, half of the rows are of the gate
-# matrix, and half of the up matrix. With more rows, vectors would be read less often, and with more vectors, rows would
-# be expanded less often; but STRETCH columns of the expanded rows must fit into a core's L2 cache. A job with fewer
-# than GEMM_CHUNKS chunks per thread is cut into chunks of fewer rows, because threads wait for the last chunk.
+# In float32, a gemm chunk has GEMM_ROWS rows and up to GEMM_TOKENS input vectors. With a gate, half of the rows are of
+# the gate matrix, and half of the up matrix. With more rows, vectors would be read less often, and with more vectors,
+# rows would be expanded less often; but STRETCH columns of the expanded rows must fit into a core's L2 cache. If a job
+# has fewer than GEMM_CHUNKS chunks per thread, its chunks get fewer rows, because threads wait for the last chunk.
 GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 8
 # Up to this number of vectors, gemm expands only four rows at a time, so that the rows stay in the L1 cache.
 GEMM_NEAR = 48
@@ -182,8 +185,8 @@ NOTE_FEW, NOTE_MANY, NOTE_GUESS, NOTE_WAITS, NOTE_KINDS = range(5)
 def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int, *, waits: bool = False) -> int:
     """Return the number of floats of scratch memory that `run_experts` needs; an int64 counts as two floats.
 
-    With `waits`, experts may be read while the mixture runs; for few tokens, each (row, expert) then keeps its result
-    until the end.
+    With `waits`, experts may be read while the mixture runs. For at most PROGRAM_TOKENS tokens, the results of all
+    (row, expert) pairs are then kept until the end.
     """
     results = width * n_used if waits and n_tokens <= PROGRAM_TOKENS else width
     per_token = (width, width, inner, results, n_experts, n_used, 2 * n_used, 2 * n_used)
@@ -203,13 +206,15 @@ def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner
 PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS, MULTIPLY, SCALE, NORM_ADD = range(12)
 # Operations that Python runs between two calls: sum the values of all ranks, or concatenate their columns.
 ALL_SUM, ALL_COLUMNS = 12, 13
-# SPACE is the state space of Mamba2. HEAD_LINEAR multiplies each head with its own matrix: STEP_BLOCK (below) is the
-# address of the addresses of N_HEADS blocks, each with N_KV_HEADS inputs and ROW_WIDTH outputs. JOIN concatenates, for
-# each head, ROW_WIDTH elements of A and N_KV_HEADS elements of B.
+# - SPACE: the state space of Mamba2
+# - HEAD_LINEAR: multiplies each head with its own matrix. STEP_BLOCK (below) is the address of an array with the
+#   addresses of N_HEADS blocks, each with N_KV_HEADS inputs and ROW_WIDTH outputs
+# - JOIN: for each head, concatenates ROW_WIDTH elements of A and N_KV_HEADS elements of B
 SPACE, HEAD_LINEAR, JOIN = 14, 15, 16
 # Words of a step. A, B, C and D are its inputs; OUT and OUT_2 its outputs.
-# - All values are in one array: a value begins T * AT floats after the start of the array. If an input is some columns
-#   of a wider value, it begins COLUMN floats later. An input whose AT is -1 is absent. ROW: floats from row to row
+# - ..._AT: all values are in one array, and a value begins T * AT floats after the start of the array. An input whose
+#   AT is -1 is absent
+# - ..._COLUMN: the first column of an input that is a part of a wider value, else 0; ..._ROW: floats from row to row
 # - WANTED: whether only the wanted rows (those whose logits are needed) are processed; FROM_ALL: whether COPY has to
 #   choose the wanted rows from all rows
 # - STEP_BLOCK: address of the block or of other words of the operation, or for GATE the activation function (0:
@@ -219,7 +224,7 @@ SPACE, HEAD_LINEAR, JOIN = 14, 15, 16
 # - ROW_WIDTH: the head dim, or for operations without heads the width of the rows
 # - STEP_SCALE: factor of attention scores, or of SCALE; STEP_SOFTCAP: soft cap of attention scores, or 0. Both are bits
 #   of float64
-# - STEP_SINKS: address of sinks (H,), or 0
+# - STEP_SINKS: address of attention sinks (H,), or 0
 (
     OP, WANTED, A_AT, A_COLUMN, A_ROW, B_AT, B_COLUMN, B_ROW, OUT, OUT_2, STEP_BLOCK, LAYER, COS, SIN, N_HEADS,
     N_KV_HEADS, ROW_WIDTH, FROM_ALL, STEP_SCALE, STEP_SOFTCAP, STEP_SINKS, C_AT, C_COLUMN, C_ROW, D_AT, D_COLUMN,
@@ -231,7 +236,7 @@ SPACE, HEAD_LINEAR, JOIN = 14, 15, 16
 (
     PASS_TOKENS, PASS_ROWS, PASS_SEQUENCES, PASS_PAGE, PASS_POSITIONS, PASS_WANTED, PASS_RUNS, PASS_N_RUNS, PASS_WIDTH,
 ) = range(9)  # fmt: skip
-# Words of a layer's keys, values and states; a layer of Falcon-H1 has all of them:
+# Words of a layer's keys, values and states (a layer of Falcon-H1 has all three):
 # - KV_STORE: address of the store; KV_SLOTS: the store's slots per head; KV_TYPE: type of the store
 # - KV_WINDOW: the layer's window, 0 for none, or -C for chunks of C tokens (`attend`)
 # - KV_GROUP: address of the words of its group, the layers that share page tables. GROUP_SEQUENCES: address of the
@@ -270,12 +275,13 @@ RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET, RUN_WIDTH = range(5)
 # Types of a KV store, in which a row has the E elements of one head of one token.
 KV_F32, KV_F16, KV_BF16, KV_Q8_0 = range(4)
 KV_TYPES = {"f32": KV_F32, "f16": KV_F16, "bf16": KV_BF16, "q8_0": KV_Q8_0}
-# Keys per block of keys, from position 0 on. Part of the order of summation: changing the number changes bits.
+# Attention sums over blocks of this number of keys, counted from position 0. This is part of the order of summation:
+# changing the number changes bits.
 BLOCK = 128
 # Words of a sequence:
 # - SEQ_PAGES: address of its page table, which has the slot of each page's first token
 # - SEQ_LENGTH: number of its tokens, including those of the pass
-# - SEQ_NEW, SEQ_WANTED: how many of its last tokens are new, and of how many of them the output is wanted
+# - SEQ_NEW: number of its tokens in the pass; SEQ_WANTED: number of its last tokens whose output is wanted
 # The job of attention sets the other words:
 # - SEQ_ROW, SEQ_CHUNK: its first row among the queries, and its first chunk
 # - SEQ_BEGIN, SEQ_BLOCKS: the first block with a visible key, and the number of blocks from this one on
@@ -283,15 +289,18 @@ BLOCK = 128
 (
     SEQ_PAGES, SEQ_LENGTH, SEQ_NEW, SEQ_WANTED, SEQ_ROW, SEQ_CHUNK, SEQ_BEGIN, SEQ_PART, SEQ_BLOCKS, SEQ_WIDTH,
 ) = range(10)  # fmt: skip
-# The most queries of a prefill chunk, tokens times query heads per KV head: they and their sums take only a part of a
-# core's L2 cache.
+# The most queries of a prefill chunk (tokens times query heads per KV head). These queries and their sums take only a
+# part of a core's L2 cache.
 QUERIES = 192
 # Distance in floats between the scores of one query and those of the next query.
 SCORES = BLOCK + LANES
 
 
 def attention_span(group: int) -> int:
-    """Return the tokens of a prefill chunk, with `group` query heads per KV head: a multiple of LANES if possible."""
+    """Return the number of tokens of a prefill chunk, for `group` query heads per KV head.
+
+    It is a multiple of LANES if `group` is at most QUERIES / LANES.
+    """
     tokens = QUERIES // group
     return tokens // LANES * LANES if tokens >= LANES else max(1, tokens)
 

@@ -27,7 +27,7 @@ from .prebuilt import SharedCode, find
 
 # The package `kernels.cpu`, by the name under which it was imported.
 PACKAGE = __name__.removesuffix(".build.library")
-# {part: modules} of the parts that every model needs, which take about equally long to compile.
+# {part: modules} of the parts that every model needs. There are two, so that two processes can compile them.
 BASE = {
     "products": (
         "build.jobs",
@@ -40,8 +40,8 @@ BASE = {
     ),
     "attention": ("attention.attention", "attention.heads", "program"),
 }
-# FIXED is the part that all products in fixed point need. The fixed-point kernels of a format are a part of their own,
-# named by the format and FIXED_END.
+# FIXED is the part that all products in fixed point need. The fixed-point kernels of each format are a separate part,
+# whose name is the format's name and FIXED_END.
 FIXED, FIXED_END = "fixed", ".fixed"
 # {part: modules} of all parts except formats.
 MODULES = {
@@ -51,7 +51,7 @@ MODULES = {
     FIXED: ("products.fixed", "products.fixed_gemv"),
     "roofline": ("roofline",),
 }
-# {exported function: its part}, except functions of formats and of `BASE`.
+# {exported function: its part}, for the parts that are neither in `BASE` nor belong to a format.
 _HOMES = {
     name: part
     for part, names in {
@@ -68,7 +68,7 @@ FORMATS = (
     "float32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
     "mxfp4",
 )  # fmt: skip
-HOW_TO_COMPILE = "Numba, which compiles it, is not installed: pip install numba"
+HOW_TO_COMPILE = "Numba, which compiles the kernels, is not installed: pip install numba"
 # {name: types of the arguments} of the functions that Python calls: i is an integer or an address, f a float64.
 ENTRIES = {
     "work_until_idle": "iii",
@@ -104,7 +104,10 @@ _CALLED = (b"__extendhfsf2", b"__gnu_h2f_ieee")
 
 
 def lacking() -> str | None:
-    """Return why the kernels cannot run on this processor, or on the one named by NUMBA_CPU_NAME; None if they can."""
+    """Return why the kernels cannot be loaded or compiled for the processor; None if nothing is known to prevent it.
+
+    The processor is this one, or the one named by NUMBA_CPU_NAME.
+    """
     if isinstance(found := _prebuilt(), SharedCode):
         return None
     if importlib.util.find_spec("llvmlite") is None:
@@ -128,8 +131,8 @@ def lacking() -> str | None:
 def features() -> str:
     """Return the features of the processor to compile for, as LLVM names them.
 
-    These are the value of NUMBA_CPU_FEATURES; if it is not set, those of this processor, or "" if NUMBA_CPU_NAME is
-    set, because the name implies the features. AMX is disabled if the system does not permit it.
+    If NUMBA_CPU_FEATURES is set, return its value. Otherwise, if NUMBA_CPU_NAME is set, return "", because the name
+    implies the features. Otherwise return the features of this processor. Disable AMX if the system does not permit it.
     """
     from llvmlite import binding
 
@@ -199,7 +202,7 @@ def folder() -> Path:
 
 
 def code_file(part: str) -> Path:
-    """Return the path of a part's code for this processor, this LLVM and the NUMBA_... variables."""
+    """Return the path of a part's code, which depends on the processor, on LLVM and on the NUMBA_... variables."""
     from llvmlite import binding
 
     processor = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
@@ -235,7 +238,7 @@ class Code:
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
         machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
-        # The engine owns the code's memory, so this object must outlive the use of the code.
+        # LLVM's execution engine owns the code's memory, so this object must outlive the use of the code.
         self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
         self._engine.add_object_file(binding.ObjectFileRef.from_data(content))
         self._engine.finalize_object()
@@ -300,15 +303,15 @@ class Library:
         """
         missing = [part for part in dict.fromkeys(parts) if part not in self._parts]
         if missing and isinstance(found := _prebuilt(), SharedCode):
-            # Missing parts are not compiled for this processor: the prebuilt code may be for an older one, and code for
-            # different processors may use different memory layouts.
+            # A missing part is not compiled. It would be compiled for this processor, the prebuilt code may be for an
+            # older one, and code for different processors may use different memory layouts.
             absent = [part for part in missing if part not in found.parts]
             if absent:
                 raise LookupError(f"the machine code that came with this package has no {', '.join(absent)}")
             self._parts |= dict.fromkeys(missing, found)
             return
         for part, code in codes(missing).items():
-            # If another thread has loaded the part meanwhile, keep that code: its kernels may be running.
+            # If another thread has loaded the part meanwhile, keep that thread's code: its kernels may be running.
             self._parts.setdefault(part, Code(code))
 
     def address(self, name: str) -> int:
@@ -374,7 +377,7 @@ announce: Callable[[Sequence[str]], contextlib.AbstractContextManager[Callable[[
 
 
 def codes(parts: Iterable[str]) -> dict[str, bytes]:
-    """Return {part: machine code} from the folder of compiled code; compile parts that are missing there in parallel.
+    """Return {part: machine code} from the folder of compiled code. Compile missing parts, in parallel.
 
     Raises ImportError and RuntimeError as `machine_code.build` does.
     """

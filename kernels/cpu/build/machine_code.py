@@ -18,7 +18,8 @@ from typing import IO, cast
 from .library import FIXED, FIXED_END, HOW_TO_COMPILE, PACKAGE, features, opened
 from .prebuilt import Target
 
-# The program of a child process. Its thread ends the process when the parent ends, which closes the pipe `alive`.
+# The program of a child process. When the parent ends, the system closes the pipe `alive`, and a thread of the child
+# ends the child.
 _CHILD = """
 import os, sys, threading
 threading.Thread(target=lambda: (os.read({alive}, 1), os._exit(1)), daemon=True).start()
@@ -78,7 +79,7 @@ def n_processes() -> int:
 
 
 def shared_out(parts: Sequence[str], n: int) -> list[list[str]]:
-    """Distribute parts to at most n processes, the slowest parts first, so that all end at about the same time."""
+    """Distribute parts to at most n processes, the slowest first, so that the processes end at about the same time."""
     shares: list[list[str]] = [[] for _ in range(min(n, len(parts)))]
     for part in sorted(parts, key=seconds_of, reverse=True):
         min(shares, key=lambda share: sum(map(seconds_of, share))).append(part)
@@ -150,8 +151,8 @@ def _read(pipe: IO[bytes], n: int) -> bytes:
 
 # There is one lock per part. If several processes need the same code, one compiles it and the others wait.
 
-# The environment variable that marks a compiling process, which must not start compiling processes in turn. If a user's
-# program has the name of a standard module, each compiling process imports and runs it, and would start more processes.
+# The environment variable that marks a compiling process, which must not start more compiling processes. Without the
+# mark it would do so if a user's program has the name of a standard module: importing this module runs the program.
 COMPILING = "MLX_ENGINE_COMPILING"
 # Seconds to wait for another process, which may have been suspended. On two busy cores, compilation took 44 seconds.
 PATIENCE = 120.0
@@ -162,7 +163,7 @@ def locked(files: Iterable[Path]) -> Iterator[None]:
     """Hold the locks of these files of machine code within this context; wait for other processes that hold one.
 
     The system releases the locks of a process that dies. All processes take locks in the same order, so there is no
-    deadlock. If a lock cannot be taken, for instance in a read-only folder, the process compiles without it.
+    deadlock. If a lock cannot be taken, for instance in a read-only folder, the process continues without this lock.
     """
     with contextlib.ExitStack() as stack:
         # A compiling process takes no locks: the process that started it holds them and waits for it.

@@ -1,6 +1,7 @@
 """Memory access in compiled code: arrays at addresses, atomic words, and calls of functions at addresses.
 
-A task gets its arrays as addresses, because worker threads run compiled code without Python objects.
+A task, a function that processes a chunk of a job (`jobs.py`), gets its arrays as addresses, because worker threads run
+compiled code without Python objects.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _array_of(kind: Any) -> Any:
     return array_at
 
 
-# Functions that return the array at an address: of float32, float64, bytes, int64, int16 or int32.
+# Each function returns the array at an address; its elements have the type in `_KINDS`.
 _KINDS = (types.float32, types.float64, types.uint8, types.int64, types.int16, types.int32)
 floats, doubles, raw, words, shorts, ints = map(_array_of, _KINDS)
 
@@ -59,7 +60,7 @@ def hidden(typing: Any, value: Any) -> Any:
 
 @intrinsic
 def word(typing: Any, value: Any) -> Any:
-    """Return the bits of a float64 as an int64, for a word of a job."""
+    """Return the bits of a float64 as an int64; jobs store float64s in this form."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], _WORD)
@@ -83,7 +84,7 @@ def _at(context: Any, builder: Any, signature: Any, words: Any, index: Any) -> A
 
 @intrinsic
 def read(typing: Any, words: Any, index: Any) -> Any:
-    """Load an int64 atomically. If a thread stored it by `write`, all earlier writes of this thread are visible."""
+    """Load an int64 atomically. If it was stored by `write`, the earlier writes of the storing thread are visible."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_at(context, builder, signature, *args), "seq_cst", 8)
@@ -141,7 +142,7 @@ def invoke(typing: Any, entry: Any, arguments: Any) -> Any:
 
 @intrinsic
 def relax(typing: Any) -> Any:
-    """Execute the processor's spin-loop hint, if it has one."""
+    """Execute the spin-loop hint of x86 or arm64; on other processors, do nothing."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         triple = builder.module.triple

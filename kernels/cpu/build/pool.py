@@ -96,7 +96,7 @@ class _Shared:
 
     def park(self, me: int) -> None:
         """Block until the next call of `wake`. If ON is 1, return at once: more jobs follow without a `wake`."""
-        # Add the thread before ON is checked, so that a job that is submitted after the check wakes this thread.
+        # Add the thread to `parked` before ON is checked, so that a `wake` after the check wakes this thread.
         self.parked.add(me)
         if not self.control[ON]:
             self._gates[me].acquire()

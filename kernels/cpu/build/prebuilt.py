@@ -45,8 +45,9 @@ _V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # Code for LLVM's cortex-a76 may use float16 arithmetic and atomic instructions, not only dot products.
 _DOT = frozenset({"asimd", "asimddp", "asimdhp", "atomics"})
-# {name: target}, for each machine the fastest first. On a Zen 5 in fixed point, x86-64-v4-vnni takes 0.86 of the
-# prefill time of x86-64-v4, and code for `haswell` 0.86 of the decode time of code for LLVM's "x86-64-v3".
+# {name: target}, for each machine the fastest first. Measured in fixed point on a Zen 5: x86-64-v4-vnni takes 0.86 of
+# the prefill time of x86-64-v4. The target x86-64-v3 names the processor `haswell`, because this code takes 0.86 of the
+# decode time of code for LLVM's processor "x86-64-v3".
 TARGETS = {
     "x86-64-v4-vnni": Target("x86_64", "x86-64-v4", "+avx512vnni,+avx512vbmi", _V4 | {"avx512_vnni", "avx512vbmi"}),
     "x86-64-v4": Target("x86_64", "x86-64-v4", "", _V4),
@@ -71,7 +72,10 @@ class SharedCode:
 
 
 def find(source: str) -> SharedCode | str:
-    """Load the fastest prebuilt code of this source (a digest) for this processor; return why if none can be loaded."""
+    """Load the fastest prebuilt code for this processor; return the reason if none can be loaded.
+
+    `source` is the digest of the source from which the code must have been compiled.
+    """
     try:
         manifest = json.loads((FOLDER / MANIFEST).read_text())
         made_from, targets = manifest["source"], dict[str, Any](manifest["targets"])
@@ -92,7 +96,10 @@ def find(source: str) -> SharedCode | str:
 
 
 def _fits(target: Target) -> bool:
-    """Return whether the code runs on this processor and, if Numba's variables are set, both are as in the target."""
+    """Return whether code for the target runs on this processor and agrees with Numba's variables.
+
+    If NUMBA_CPU_NAME or NUMBA_CPU_FEATURES is set, both must have the values of the target.
+    """
     chosen, features = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
     if (chosen or features) and (chosen, features or "") != (target.processor, target.features):
         return False
@@ -101,7 +108,7 @@ def _fits(target: Target) -> bool:
 
 
 def _loaded(name: str, listed: Mapping[str, Any]) -> SharedCode | str:
-    """Load the library of target `name` with this entry in the manifest, or return why it cannot be used."""
+    """Load the library of target `name`, or return why it cannot be used. `listed` is its entry in the manifest."""
     file = FOLDER / listed["file"]
     try:
         if hashlib.sha256(file.read_bytes()).hexdigest() != listed["sha256"]:
@@ -130,7 +137,7 @@ def instruction_sets() -> frozenset[str]:
 
 
 def _auxiliary(kind: int) -> int:
-    """Return an entry of the auxiliary vector; 16 is AT_HWCAP, the instruction sets of arm64."""
+    """Return an entry of Linux's auxiliary vector, or 0. Entry 16 is AT_HWCAP, on arm64 the instruction sets."""
     try:
         read = ctypes.CDLL(None).getauxval
     except AttributeError:

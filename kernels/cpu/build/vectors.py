@@ -75,10 +75,10 @@ _PAIR_DOT = re.compile(r"((?:{vex}\s+)?vpdpwssd|vpmaddwd)\s.*%([yz])mm")
 
 @cache
 def pair_dot() -> str:
-    """Return the mnemonic of the instruction that multiplies int16 and adds each two adjacent products; "" for none.
+    """Return the mnemonic of the instruction that multiplies int16 and adds each two adjacent products, or "".
 
     The instruction must work on the widest registers. It is vpdpwssd (perhaps with the prefix {vex}), which also adds
-    to a sum, or vpmaddwd, which does not.
+    the pairs to a sum, or vpmaddwd, which does not.
     """
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_PAIRS))
     found = _PAIR_DOT.search(text)
@@ -100,9 +100,9 @@ def has_tiles() -> bool:
 
 
 # When rows are expanded for register tiles (`tile.py`), a row is stored in 16 / PART parts: the first part has the
-# first PART columns of every 16 columns, the second part the next PART columns of every 16. With AVX2, PART is the 8
-# columns of a register, with AVX-512 all 16. With fewer than 16 on NEON, LLVM would load the columns of both steps of
-# the unrolled loop in `tile.py` at once, and no registers would be left for sums.
+# first PART columns of every 16 columns, the second part the next PART columns of every 16. With AVX2, PART is 8, the
+# columns of a register, otherwise 16. With fewer than 16 on NEON, LLVM would load the columns of both steps of the
+# unrolled loop in `tile.py` at once, and no registers would be left for sums.
 PART = 8 if register_lanes() == 8 else LANES
 
 
@@ -202,7 +202,7 @@ def load(typing: Any, floats: Any, at: Any) -> Any:
 
 @intrinsic
 def load_floats(typing: Any, data: Any, at: Any) -> Any:
-    """Load 16 floats from byte `at` of an array of bytes on."""
+    """Load 16 floats from an array of bytes, from byte `at` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return load_as(context, builder, signature, args, _VECTOR)
@@ -338,7 +338,7 @@ larger, smaller = map(_choice, (">", "<"))
 
 @intrinsic
 def between(typing: Any, first: Any, last: Any, a: Any, b: Any) -> Any:
-    """Return lanes `first` to `last - 1` of `a`, and the other lanes of `b`. Both numbers must fit in an int32."""
+    """Return lanes `first` to `last - 1` of a, and the other lanes of b. `first` and `last` must fit in an int32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lanes = ir.Constant(_INTS, list(range(LANES)))
@@ -411,7 +411,7 @@ def lanes(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
 def _two(builder: Any, a: Any, b: Any, distance: int) -> Any:
     """Add the lanes of a, and of b, that are `distance` apart; return all sums in one vector.
 
-    The sums of b are in the lanes whose number has the bit `distance`, the sums of a in the other lanes.
+    The sums of b are in the lanes whose number has the bit `distance` set, the sums of a in the other lanes.
     """
     n = a.type.count
     stay = [lane if not lane & distance else n + lane for lane in range(n)]
@@ -440,7 +440,7 @@ def fold(builder: Any, vectors: list[Any]) -> Any:
 
 
 def fold_all(builder: Any, vectors: list[Any]) -> list[Any]:
-    """Return the totals of any number of vectors."""
+    """Return the totals of any number of vectors, as a list of scalars."""
     totals: list[Any] = []
     while vectors:
         n = next(n for n in (16, 8, 4, 2, 1) if n <= min(len(vectors), vectors[0].type.count))

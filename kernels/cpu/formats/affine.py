@@ -1,9 +1,9 @@
 """CPU kernels of MLX's affine formats: unpack groups of 32, 64 or 128 weights to float32.
 
-Each format (bits, group size, type of scales) is compiled when the first model needs it. A block is a group: a scale
-and a bias (float16, bfloat16 or float32), then quants q of 2, 3, 4, 5, 6 or 8 bits in the order of `kernels/blocks.py`.
-A weight is `scale * q + bias`; the product and the sum are each rounded. For scales of 16 bits the product is exact, so
-an fma gives the same weight. The NumPy reference is in `blocks_numpy.py`.
+Each format (bits, group size, type of scales) is compiled when a model first needs it. A block is a group: a scale and
+a bias (float16, bfloat16 or float32), then quants q of 2, 3, 4, 5, 6 or 8 bits in the order of `kernels/blocks.py`. A
+weight is `scale * q + bias`; the product and the sum are each rounded. For scales of 16 bits the product is exact, so
+an fma gives the same weight. The NumPy reference is in `blocks_numpy.py`. Below, a word is a lane of 32 bits.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def scale_and_bias(kind: str) -> Any:
 
 @intrinsic
 def _two_upper_halves(typing: Any, data: Any, at: Any) -> Any:
-    """Load two bfloat16 as one 32-bit word, and convert each to float32 by one operation."""
+    """Load two bfloat16, each into every lane, as float32: one load of 32 bits, then one operation for each number."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         both = _load_word(context, builder, signature, args)
@@ -145,7 +145,7 @@ def _by_multishift(builder: Any, packed: Any, bits: int) -> Any:
 
 @intrinsic
 def multiply_add_table(typing: Any, words: Any, scale: Any, bias: Any) -> Any:
-    """Return `scale * q + bias`: see `fma_of_4_bits`."""
+    """Return `scale * q + bias` for the quant q in the lowest 4 bits of each word (`fma_of_4_bits`)."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return fma_of_4_bits(builder, *args)
@@ -164,13 +164,13 @@ def floats_of_words(typing: Any, words: Any) -> Any:
 
 
 SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
-# Weights of a row that gemv unpacks with one load of their scale. More weights of four rows would not fit into the
-# registers.
+# Number of weights of a row that gemv unpacks after each load of a scale. More weights of four rows would not fit into
+# the registers.
 _PIECE = 64 if WIDE else 32
 
 
 class Kernels(NamedTuple):
-    """The sizes and kernels of an affine format, by the names in the modules of other formats (`format.py`)."""
+    """The sizes and kernels of an affine format, with the names used in the modules of other formats (`format.py`)."""
 
     BLOCK: int
     BLOCK_BYTES: int
@@ -216,7 +216,7 @@ def _quants_32(bits: int, scale: str) -> Any:
 
 
 def _packed(bits: int, scale: str) -> Any:
-    """Make the function that returns quants 32 p to 32 p + 31 for `eight_rows`: two 4-bit quants per byte, else one."""
+    """Make the function that returns quants 32 p to 32 p + 31 for `eight_rows`: a byte each, or 4 bits each."""
     quants_at = 2 * SCALE_BYTES[scale]
 
     @jit
@@ -228,7 +228,8 @@ def _packed(bits: int, scale: str) -> Any:
 
 def weights_of(bits: int, scale: str, piece: int) -> Any:
     """Make the function that returns `piece` weights of a block: 32 in two vectors, or 64 in four."""
-    # `multiply_add_table` ignores the bits above a 4-bit quant, but `_combine` does not use it with float32 scales.
+    # The bits above a 4-bit quant are cleared only with float32 scales. With other scales, `_combine` returns
+    # `multiply_add_table`, which ignores these bits.
     quants = pair_of(bits, clean=bits != 4 or scale == "f32")
     combine, scale_of, quants_at = _combine(bits, scale), scale_and_bias(scale), 2 * SCALE_BYTES[scale]
 

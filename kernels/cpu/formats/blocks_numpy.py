@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 
 
 class Parts(NamedTuple):
-    """Weights as `scale * quant + offset`, in groups with one scale.
+    """Weights of n blocks as `scale * quant + offset`, in groups with one scale.
 
     Attributes:
         scales: (n, groups).
@@ -31,14 +31,16 @@ class Parts(NamedTuple):
 class Reference:
     """The reference of a format: `parts(blocks)` returns scales, quants and offsets, and a call returns the weights.
 
-    Each function below defines `parts` of a format; its docstring has the formula and the shape of the weights.
+    `blocks` has shape (n, bytes of a block).
+
+    Each function with this decorator is the `parts` of a format; its docstring has the formula and the weights' shape.
     """
 
     def __init__(self, parts: Callable[..., Parts]) -> None:
         self.parts, self.__doc__ = parts, parts.__doc__
 
     def __call__(self, blocks: Bytes, *options: int | str) -> Floats:
-        """Return the weights of n blocks, (n, weights of a block). Only `affine` has options."""
+        """Return the weights of n blocks, (n, weights of a block). Only `affine` has options (its other arguments)."""
         found = self.parts(blocks, *options)
         products = found.scales[..., None] * found.quants
         weights = products if found.offsets is None else products + found.offsets[..., None]
@@ -134,7 +136,8 @@ def q3_k(blocks: Bytes) -> Parts:
     return Parts(scales, quants)
 
 
-# The levels (values) of 4-bit quants: of IQ4_NL and IQ4_XS; of MXFP4, twice the values of the number format E2M1.
+# The levels (values) of 4-bit quants: _IQ4 of IQ4_NL and IQ4_XS; _E2M1 of MXFP4, twice the values of the number format
+# E2M1, so that all are integers.
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
 
@@ -186,7 +189,7 @@ def _scales_of_6(found: NDArray[np.void]) -> tuple[Floats, Floats]:
 
 
 def _halves(packed: Bytes) -> Floats:
-    """Return 4-bit quants as floats, (n, 2 m) for bytes (n, m): the low four bits of a row, then its high four bits."""
+    """Unpack bytes (n, m) to 4-bit quants (n, 2 m) as floats: the low four bits of a row, then its high four bits."""
     return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
 
 
@@ -194,7 +197,7 @@ def _halves(packed: Bytes) -> Floats:
 def affine(blocks: Bytes, bits: int, size: int, scale_type: str) -> Parts:
     """`scale * q + bias`, product and sum each rounded, (n, size).
 
-    `blocks` has shape (n, bytes of a block). `scale_type` is the type of scales and biases, such as "bf16".
+    `size` is the number of weights of a block, and `scale_type` the type of scales and biases, such as "bf16".
     """
     found = blocks.view(layout.group(size, bits, scale_type.upper(), has_biases=True))
     if bits == 4:
@@ -207,7 +210,7 @@ def affine(blocks: Bytes, bits: int, size: int, scale_type: str) -> Parts:
 
 
 def _widened(values: NDArray[np.generic]) -> Floats:
-    """Return float16, float32, or bfloat16 (given as uint16 bits) as float32."""
+    """Convert float16, float32 or bfloat16 (in the form of uint16) to float32."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)

@@ -5,18 +5,18 @@ arithmetic. Within a block, the sum of the products of quants is an exact intege
 The sums of 8 rows are then multiplied by the scales of the rows and of the token, and added to 8 floats, one lane per
 row.
 
-A register holds 16 columns of several rows, 16 bytes per row: two rows with AVX2, four with AVX-512, one with NEON. So
-the sums of a row are added within its 16 bytes. There are two forms of operands:
+A register holds 16 columns of several rows, 16 bytes per row: two rows with AVX2, four with AVX-512, one with NEON. The
+partial sums of a row are in the row's 16 bytes, and are added there. There are two forms of operands:
 
-- *pairs*: the bytes of a row become int16, those of even columns in one register and those of odd columns in another,
-  by a shift or a mask; on x86-64 one instruction multiplies the int16 and adds each two adjacent products
+- *pairs*: shifts or masks convert the bytes of a row to int16, those of even columns in one register and those of odd
+  columns in another; on x86-64 one instruction multiplies the int16 and adds each two adjacent products
 - *digits*, on arm64 with sdot and on x86-64 with VNNI: the quants of rows stay bytes, and a token's quant is two bytes,
   `256 * high + low`
 
 A token's *record* has RECORD_BYTES for each block of 32 columns: the token's quants, then its scale and sums (`SCALE`,
-...). The quants are stored for each 16 columns separately: the 8 quants of even and the 8 of odd columns, or with
-digits 16 high and 16 low bytes. The records of two tokens are interleaved block by block; the records of the next two
-tokens follow.
+...). The quants are stored for each 16 columns separately: in pairs, 8 quants of even columns, then 8 of odd columns;
+in digits, 16 high bytes, then 16 low bytes. The records of two tokens are interleaved block by block; the records of
+the next two tokens follow.
 """
 
 from __future__ import annotations
@@ -46,24 +46,27 @@ _SUMS, _FLOATS, _WORDS = ir.VectorType(_I32, 8), ir.VectorType(_F32, 8), ir.Vect
 # Number of rows in a register. ROWS (8) rows are multiplied together.
 _IN_REGISTER = register_lanes() // 4
 _REGISTERS = ROWS // _IN_REGISTER
-# Number of blocks of 32 columns that a step adds. With AVX-512, the sums of two blocks are reduced together, with half
-# as many instructions.
+# Number of blocks of 32 columns that a step (`_step`) adds. With AVX-512, the sums of two blocks are reduced together,
+# with half as many instructions.
 TOGETHER = 2 if _REGISTERS == 2 else 1
 # Whether operands are digits: sdot needs bytes, and VNNI's vpdpbusd adds four products of bytes at once.
 DIGITS = QUADS or pair_dot().endswith("vpdpwssd")
 # The most tokens that a kernel multiplies at a time.
 PAIR = 2
 # The most tokens that are multiplied with rows as they are stored. For more tokens, tiles (`fixed_tile.py`) are faster,
-# except for Q4_K with VNNI. Measured on a Xeon, CPU time of one thread, tile divided by stored rows, for Q8_0, Q4_K and
-# Q6_K. With VNNI: 0.67, 1.02 and 0.66 for 8 tokens, 0.75, 1.24 and 0.86 for 5 tokens. With AVX2: 0.66, 0.88 and 0.69
-# for 8 tokens, 0.73, 0.98 and 0.85 for 5 tokens; Q8_0 1.23 for 4 tokens.
+# except for Q4_K with VNNI. The CPU time of tiles divided by that of stored rows, on one thread of a Xeon, for Q8_0,
+# Q4_K and Q6_K:
+# - with VNNI, 0.67, 1.02 and 0.66 for 8 tokens; 0.75, 1.24 and 0.86 for 5 tokens
+# - with AVX2, 0.66, 0.88 and 0.69 for 8 tokens; 0.73, 0.98 and 0.85 for 5 tokens; for Q8_0 and 4 tokens, 1.23
 TOKENS = PAIR if QUADS else 4
 RECORD_BYTES = 96
-# Byte offsets in a record: as floats the scale, the total (scale times sum of the quants) and the totals of each 16
-# columns; as integers the sum of the quants times TIMES_OF_WHOLE and the sums of each 16 columns times TIMES_OF_HALVES.
+# Byte offsets in the record of a block:
+# - float32: SCALE; TOTAL, the scale times the sum of the quants; HALF_TOTALS, the same for each 16 columns
+# - int32: WHOLE_TOTAL, the sum of the quants times TIMES_OF_WHOLE; WHOLE_HALVES, the sum of each 16 columns times
+#   TIMES_OF_HALVES
 SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
-# Quants of Q4_0 are stored plus 8, those of Q6_K (in halves) plus 32. As the sums in a record are multiplied by these
-# factors, one addition corrects a sum of products.
+# The quants of Q4_0 are stored plus 8, those of Q6_K, which has a scale for each 16 columns, plus 32. The int32 sums in
+# a record are multiplied by these factors, so that one addition corrects a sum of products.
 TIMES_OF_WHOLE, TIMES_OF_HALVES = -8, -32
 
 # How the quants of rows are stored: BYTES and UNSIGNED_BYTES, 32 bytes; NIBBLES, 16 bytes with the first 16 columns in
@@ -76,7 +79,7 @@ _BLOCKS = {NIBBLES_OF_64: 2, SIX_BITS_OF_128: 4}
 # Whether the high four bits of NIBBLES_OF_64 are multiplied in place, as 16 times the quant. Only their sums are then
 # shifted, which takes fewer instructions. sdot multiplies signed bytes, so it needs shifted bits.
 _IN_PLACE = not QUADS
-# With digits, the form of bytes that is moved by 128, because sdot multiplies signed bytes, and vpdpbusd unsigned ones.
+# With digits, the form whose bytes are moved by 128: sdot needs signed bytes of rows, and vpdpbusd unsigned bytes.
 _MOVED = UNSIGNED_BYTES if QUADS else BYTES
 
 
@@ -90,7 +93,8 @@ packed_16 = Vector(types.int8, ir.VectorType(_I8, 16))
 def _blocks_at_once(block_bytes: int, words: int) -> int:
     """Return how many blocks' scales one load of 64 bytes reads, 2 or 4; 0 if neither is possible.
 
-    Only AVX-512 has such loads. The blocks have at least 64 bytes, so that the load does not read beyond them.
+    `words` is `Scales.words`. Only AVX-512 has such loads. The blocks have at least 64 bytes together, so that the load
+    does not read beyond them.
     """
     fits = [n for n in (2, 4) if (n - 1) * block_bytes + 2 * words <= 64 <= n * block_bytes]
     return fits[0] if fits and words and TOGETHER == 2 else 0
@@ -163,7 +167,7 @@ def _load_scales(n: int) -> Any:
 
 @intrinsic
 def words_of_rows(typing: Any, rows: Any, at: Any) -> Any:
-    """Load 16 bytes from byte `at` of each of 8 rows on; return four vectors: word i of every row, for each i."""
+    """Load four int32 of each of 8 rows, from byte `at` on; return four vectors: vector i has int32 i of every row."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         four = ir.VectorType(_I32, 4)
@@ -221,7 +225,7 @@ def _minus(typing: Any, a: Any) -> Any:
 
 @inlined
 def put_scales_of_6(to: int, rows: Any, at: int) -> None:
-    """Write the 8 scales and 8 negative minima of the Q4_K or Q5_K blocks at byte `at` of 8 rows to address `to`.
+    """For the Q4_K or Q5_K blocks at byte `at` of 8 rows, write 8 scales and 8 negative minima to address `to`.
 
     `load_scales_of_6` describes the bits.
     """
@@ -306,9 +310,9 @@ def _halves_of(builder: Any, rows: list[Any], stored: int) -> tuple[list[Any], l
 def _unpacked(builder: Any, rows: list[Any], places: list[Any], stored: int) -> Iterator[list[Any]]:
     """Yield lists of blocks of 32 columns; a block is two lists of registers, as `_halves_of` returns them.
 
-    If the form `stored` has one block, `rows` are the quants of 8 rows for each block, and the only list has all
-    registers. Otherwise (`_BLOCKS`) `rows` are the addresses of 8 rows, `places` the byte offsets of parts of 16 bytes,
-    and each list has two of the registers of every block, because AVX2 has too few registers for all.
+    If the form `stored` has one block, `rows` are the quants of 8 rows for each block, and one list is yielded, which
+    has all registers. Otherwise (`_BLOCKS`) `rows` are the addresses of 8 rows, `places` the byte offsets of parts of
+    16 bytes, and each list has two of the registers of every block, because AVX2 has too few registers for all.
     """
     if stored not in _BLOCKS:
         yield [_halves_of(builder, rows[at : at + ROWS], stored) for at in range(0, len(rows), ROWS)]
@@ -400,7 +404,7 @@ def _dots(builder: Any, operands: list[list[Any]], x: list[list[Any]]) -> Any:
 
 
 def _joined_sums(builder: Any, a: Any, b: Any, *, apart: int) -> Any:
-    """Add lanes that are `apart` lanes apart in each 16 bytes; in each 16 bytes, return the sums of a and then of b."""
+    """Add lanes that are `apart` lanes apart within 16 bytes; each 16 bytes of the result have sums of a, then of b."""
     n = a.type.count
     low = [i for i in range(4) if not i & apart]
     places = [source + start + i for start in range(0, n, 4) for source in (0, n) for i in low]
@@ -408,7 +412,7 @@ def _joined_sums(builder: Any, a: Any, b: Any, *, apart: int) -> Any:
 
 
 def _joined_pairs(builder: Any, registers: list[Any]) -> list[Any]:
-    """Add the four partial sums of each row to two; half as many registers hold them."""
+    """Reduce the four partial sums of each row to two sums, in half as many registers."""
     pairs = zip(registers[::2], registers[1::2], strict=True)
     return [_joined_sums(builder, a, b, apart=2) for a, b in pairs]
 
@@ -456,7 +460,7 @@ class _Step:
         return self.builder.add(records, ir.Constant(_I64, RECORD_BYTES * (block * self.n + t)))
 
     def dots(self, halves: list[Any], record: Any) -> list[list[Any]]:
-        """Return the partial sums (`_joined_pairs`) of some registers: one list per block, or with HALVES two."""
+        """Return the partial sums (`_joined_pairs`) of registers of a block: one list, or with HALVES two lists."""
         x = [_token(self.builder, record, half) for half in range(2)]
         parts = [[0], [1]] if self.kind & HALVES else [[0, 1]]
         found = [
@@ -509,7 +513,7 @@ def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1)
     """Make the function that adds blocks of 32 columns of 8 rows to the products of n tokens.
 
     Its arguments `rows` and `places` are those of `_unpacked`. `stored`, `kind` and `minus` are those of
-    `eight_rows_by_parts`. A call adds `together` blocks, or if the form `stored` has several blocks, all of them.
+    `eight_rows_by_parts`. A call adds `together` blocks; if the form `stored` has several blocks, a call adds these.
     """
     n_blocks, per_block = _BLOCKS.get(stored, together), 2 if kind & HALVES else 1
 
@@ -536,7 +540,7 @@ def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1)
 
 
 def _put_products(n: int) -> Any:
-    """Make the function that writes products with n tokens: of rows 2 r and 2 r + 1 to `y + r * apart + t * y_row`."""
+    """Make the function that writes products of rows 2 r and 2 r + 1 with token t to `y + r * apart + t * y_row`."""
 
     @intrinsic
     def put(typing: Any, y: Any, apart: Any, y_row: Any, products: Any) -> Any:
@@ -565,8 +569,8 @@ def _put_products(n: int) -> Any:
 def far_and_near(row_bytes: int, ahead: int) -> Any:
     """Return `far, near, edge`: the prefetch distance is `near` for the bytes of a row before byte `edge`, else `far`.
 
-    The prefetched byte is the one that the same stream of memory reads `ahead` bytes later. Two streams read adjacent
-    rows, so a stream skips every second row.
+    The prefetched byte is the one that the same stream of memory reads `ahead` bytes later. One stream reads the even
+    rows of a range, another one the odd rows, so a stream skips every second row.
     """
     rows = ahead // row_bytes
     near = ahead + rows * row_bytes
@@ -589,7 +593,10 @@ def prefetch_lines(rows: Any, line: int, until: int, places: Any) -> int:
 
 
 class EightRows(NamedTuple):
-    """The kernel that multiplies rows of a format as they are stored (`_for_tokens`), and the most tokens for it."""
+    """The kernel that multiplies rows of a format as they are stored (`_for_tokens`).
+
+    `most` is the most tokens for which the kernel is used.
+    """
 
     multiply: Any
     most: int
@@ -661,7 +668,7 @@ def eight_rows_of_groups(
 
 
 def _eight(quants: Callable[..., Any]) -> Any:
-    """Make the function that returns the quants of 8 rows from `quants`, which returns those of one row."""
+    """Make the function that calls `quants`, which returns the quants of one row, for 8 rows."""
 
     @inlined
     def of_rows(rows: Any, i: int, p: int) -> Any:
@@ -675,7 +682,7 @@ def _eight(quants: Callable[..., Any]) -> Any:
 
 
 def scales_of_rows(scales_of: Callable[..., Any], n_vectors: int = 1) -> Any:
-    """Make the function `write` of `eight_rows_by_parts`.
+    """Make a function that can be the argument `write` of `eight_rows_by_parts`.
 
     `scales_of(blocks, at)` returns a SIMD vector of scales of the block at byte `at`; if `n_vectors` is 2, also one of
     minima.
@@ -708,12 +715,12 @@ def eight_rows_by_parts(
     `write(to, rows, at)` writes the scales of the blocks at byte `at` of 8 rows to address `to`: scale 0 of all rows,
     then scale 1 of all rows, ..., then likewise the negative minima, if there are any.
 
-    `quants(blocks, at, p)` returns quants 64 p to 64 p + 63 of the block at byte `at`, 64 bytes in two halves, in the
-    form `stored`: BYTES, ... For NIBBLES_OF_64 and SIX_BITS_OF_128, `quants(p)` returns the byte offsets in a block of
-    the parts of 16 bytes that have quants 64 p to 64 p + 63, or 128 p to 128 p + 127.
+    `quants(blocks, at, p)` returns quants 64 p to 64 p + 63 of the block at byte `at`: two vectors of 32 quants, in the
+    form `stored`: BYTES, ... For NIBBLES_OF_64 and SIX_BITS_OF_128, `quants(p)` instead returns the byte offsets in a
+    block at which parts of 16 bytes begin: those with quants 64 p to 64 p + 63, or 128 p to 128 p + 127.
 
-    `kind` is a sum of HALVES and BIASED (`panels.py`), or 0. `minus`, a multiple of 8, or with HALVES of 32, is
-    subtracted from every quant.
+    `kind` is a sum of HALVES and BIASED (`panels.py`), or 0. `minus` is subtracted from every quant. It is a multiple
+    of 8, or with HALVES of 32.
     """
     n_parts = 8 // _BLOCKS.get(stored, 2)
 
@@ -744,7 +751,7 @@ def eight_rows_by_parts(
 
 
 def _scales_from(n: int, kind: int) -> Any:
-    """Make the function that returns n scales, from scale i on, and their offsets."""
+    """Make the function that returns n scales, from scale i on, and n offsets (the scales again if not BIASED)."""
     load, is_biased, minima = _load_scales(n), kind & BIASED != 0, 16 if kind & HALVES else 8
 
     @jit
@@ -806,8 +813,8 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
             n_columns: columns of the rows, a multiple of 32 and of a block.
             records: address of the tokens' records.
             y: address of the products, float32.
-            apart: distance in y from one range to the next.
-            y_row: distance in y from one token to the next.
+            apart: distance in y, in elements, from one range to the next.
+            y_row: distance in y, in elements, from one token to the next.
             ahead: prefetch distance in bytes.
             scratch: address of FORMAT_SCRATCH bytes of scratch memory.
         """

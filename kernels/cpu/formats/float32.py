@@ -16,7 +16,7 @@ BLOCK, BLOCK_BYTES, MOST = 1, 4, TWO_PANELS
 
 @jit
 def weights(rows: Any, at: int) -> Any:
-    """Return the 16 weights at byte `at`, in one vector."""
+    """Return the 16 weights at byte `at`, as a tuple of one vector."""
     return (load_floats(rows, at),)
 
 
@@ -26,7 +26,7 @@ four_rows = make_four_rows(LANES, 4 * LANES, weights)
 
 @jit
 def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int) -> None:
-    """Copy `weights[at : at + n]` to `out[to:]`, arranged as by `format.expand`; zeros fill the last 16."""
+    """Copy `weights[at : at + n]` to `out[to:]`, arranged as by `format.expand`. Zeros fill the last group of 16."""
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):
         store_parts(out, to, apart, load(weights, at + i))
@@ -47,8 +47,8 @@ def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int,
 def dot(a: Any, a_first: int, b: Any, b_first: int, n: int) -> Any:
     """Return the dot product of `n` elements of a and b.
 
-    Products are added to 32 sums in turn, and the 32 sums to a total. The last `n % 32` products are then added to the
-    total one by one.
+    Product i is added to sum `i % 32`, and then the 32 sums are added to a total. The last `n % 32` products are not in
+    these sums: they are added to the total one by one.
     """
     even, odd = zeros(), zeros()
     whole = n // (2 * LANES) * (2 * LANES)

@@ -52,8 +52,8 @@ def kernels_of(name: str) -> Any:
 def export_format(name: str) -> list[str]:
     """Export a format's kernels for float32 products; return the exported names.
 
-    A format defines BLOCK (weights of a block), BLOCK_BYTES, MOST, and the kernels `four_rows` and `dequantize`, which
-    is exported as `expand`. All formats but float32 also define `panel` and `eight_rows` (`export_panel`).
+    A format defines BLOCK (weights of a block), BLOCK_BYTES, MOST, and the kernels `four_rows` and `dequantize`. The
+    latter is exported as `expand`. All formats but float32 also define `panel` and `eight_rows` (`export_panel`).
     """
     found = kernels_of(name)
     rows_of, blocks_of = found.four_rows, found.dequantize
@@ -82,7 +82,8 @@ def export_format(name: str) -> list[str]:
 def export_panel(name: str) -> list[str]:
     """Export a format's `panel` and `eight_rows`, for products in fixed point; return the exported names.
 
-    The exported `panel_kind` writes the kind of the format (`panels.py`), and the most tokens of `eight_rows`.
+    A third exported function, `panel_kind`, writes two words: the kind of the format (`panels.py`), and the most tokens
+    for which `eight_rows` is used.
     """
     found = kernels_of(name)
     (expand_rows, kind), (rows_of, most) = found.panel, found.eight_rows
@@ -108,7 +109,10 @@ def export_panel(name: str) -> list[str]:
 
 @jit
 def row_bytes(job: Any, m: int, n_columns: int) -> Any:
-    """Return the bytes of `n_columns` columns, whole blocks, of matrix m, whose words are `job[m:]` (`layout.py`)."""
+    """Return the number of bytes of `n_columns` columns of matrix m; `n_columns` is a multiple of the block size.
+
+    The words of matrix m begin at `job[m]` (`layout.py`).
+    """
     return n_columns // job[m + FORMAT + BLOCK_WEIGHTS] * job[m + FORMAT + BLOCK_BYTES]
 
 
