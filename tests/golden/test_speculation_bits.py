@@ -279,7 +279,7 @@ def test_a_draft_model_with_the_same_weights_is_right(architecture):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen35"])
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen35", "granitehybrid"])
 def test_a_lazy_backend_has_the_same_bits(architecture, drafter):
     """`metal`, emulated: the device may be one pass ahead."""
     compare(model(architecture, "metal"), CASES, drafter, 16, 512, 200, 22)

@@ -17,9 +17,9 @@ from kernels.lab.run import prepare
 from kernels.launch import counted, planned
 from kernels.metal import attention
 from kernels.metal.cases import numbers
-from mlx_engine.backends.batch import KVSpan, KVView
+from mlx_engine.backends.batch import KVSpan, KVView, StateView
 from mlx_engine.backends.metal.backend import MetalBackend
-from mlx_engine.backends.parameters import Linear, RMSNorm, Scores
+from mlx_engine.backends.parameters import DeltaRule, Linear, RMSNorm, Scores, StateSpace
 from mlx_engine.cache import SequenceInput
 from mlx_engine.loop.forward import forward
 from mlx_engine.quant import BY_NAME
@@ -241,10 +241,37 @@ def test_the_first_attention_makes_no_second_store(be: MetalBackend):
     assert mx.get_peak_memory() - before < store.nbytes // 4
 
 
+@pytest.mark.parametrize("operation", ["delta_rule", "state_space"])
+def test_recurrent_states_have_the_same_bits_in_any_passes(be: MetalBackend, operation: str):
+    rng, T, H, E = np.random.default_rng(5), 9, 4, 16
+    rate, steps = be.array(-np.exp(numbers(rng, (H,)))), be.array(numbers(rng, (T, H)))
+    bias, skip = be.array(numbers(rng, (H,))), be.array(numbers(rng, (H,)))
+    x = be.array(numbers(rng, (T, 2 * 2 * E + H * E)))
+
+    def run(cuts: Sequence[int]) -> list[np.ndarray]:
+        store, at, outs = be.state_empty((H, E, E), 2), 0, []
+        for i, n in enumerate(cuts):
+            state, rows = StateView(store, np.array([[0, n, i % 2, (i + 1) % 2]])), slice(at, at + n)
+            if operation == "delta_rule":
+                rule = DeltaRule("r", rate, bias, 2, E, H, E)
+                outs.append(be.delta_rule(x[rows], steps[rows], steps[rows], rule, state))
+            else:
+                outs.append(be.state_space(x[rows], steps[rows], StateSpace("s", rate, bias, skip, H, E, 2, E), state))
+            at += n
+        return [be.host(mx.concatenate(outs)), be.state_read(store, len(cuts) % 2)]
+
+    with be.session():
+        want = run([T])
+        assert np.isfinite(want[0]).all() and want[0].any() and want[1].any()
+        for cuts in ([1] * T, [1, 3, 5], [4, 4, 1]):
+            for found, expected in zip(run(cuts), want, strict=True):
+                np.testing.assert_array_equal(found, expected)
+
+
 # ---- a whole model ----
 
 
-SLOW = [pytest.param(f"{name}-micro/hf", marks=pytest.mark.slow) for name in ("gemma2", "gemma4moe")]
+SLOW = [pytest.param(f"{name}-micro/hf", marks=pytest.mark.slow) for name in ("gemma2", "gemma4moe", "granite4h", "qwen3_5")]
 
 
 @pytest.mark.slow

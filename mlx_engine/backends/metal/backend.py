@@ -14,13 +14,13 @@ exceptions below:
   (`kernels/metal/products.h.metal`).
 - Attention sums over keys in blocks counted from position 0 (`kernels/metal/attention.py`).
 - MLX multiplies experts, but only one row at a time.
-- All other MLX operations, except the state space of Mamba2, work on one element or one row: biases, layer norms, norms
-  of heads, activations without a gate, routing.
+- MLX processes recurrent states one token at a time.
+- All other MLX operations work on one element or one row: biases, layer norms, norms of heads, activations without a
+  gate, routing.
 
 In three cases MLX operations replace a kernel, and a row's bits may depend on the other rows (errors stay within the
 tolerance): for a head dim that the attention kernel does not support; for float matrices of fewer than 8 columns; and,
-with a warning, after the GPU has refused the kernel. The bits of a Mamba2 state space depend on how the sequence is
-divided into passes, because MLX processes several tokens of a pass together (`MlxBackend.state_space`).
+with a warning, after the GPU has refused the kernel.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ class MetalBackend(ExecutorBackend):
     """
 
     fixes_bits = True
+    # The result of a matrix product of several tokens would depend on how a sequence is divided into passes.
+    space_tokens = 1
 
     def __init__(self, executor: ExecutorName) -> None:
         super().__init__("f32", executor)

@@ -54,8 +54,6 @@ from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
-# The number of tokens that `state_space` processes together, with matrix products.
-CHUNK = 64
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 
 
@@ -73,6 +71,8 @@ class MlxBackend(Backend):
 
     lazy = True
     holds_some_experts = True
+    # The number of tokens that `state_space` processes together.
+    space_tokens = 64
 
     def __init__(self, activations: str = "f32", name: str = "mlx") -> None:
         self.name = name
@@ -410,7 +410,7 @@ class MlxBackend(Backend):
         return mx.stack(outs).astype(x.dtype)
 
     def state_space(self, x: Native, step: Native, space: StateSpace, state: StateView) -> Native:
-        """Process `CHUNK` tokens at a time by matrix products: see section 6 of the paper that `StateSpace` cites."""
+        """Process `space_tokens` at a time by matrix products: see section 6 of the paper that `StateSpace` cites."""
         inputs, b, c = split_space(x.astype(mx.float32), space)
         time = mx.logaddexp(step.astype(mx.float32) + space.dt_bias, mx.array(0.0))
         repeated, outs = space.n_heads // space.n_groups, []
@@ -418,8 +418,8 @@ class MlxBackend(Backend):
         added, rates = (inputs * time[:, :, None]).swapaxes(0, 1), (space.rate * time).T
         for first, n, source, target in state.runs.tolist():
             matrix = state.store[source]
-            for at in range(first, first + n, CHUNK):
-                rows = slice(at, min(at + CHUNK, first + n))
+            for at in range(first, first + n, self.space_tokens):
+                rows = slice(at, min(at + self.space_tokens, first + n))
                 y, matrix = _space_chunk(matrix, added[:, rows], b[:, rows], c[:, rows], rates[:, rows])
                 outs.append(y)
             state.store[target] = matrix
