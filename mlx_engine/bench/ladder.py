@@ -36,15 +36,16 @@ RUNGS = (
     Rung("metal", "metal"),
     Rung("cuda", "cuda"),
 )
-# The suffix of the title of a rung without a KV cache: of one in `RUNGS`, and of the rung that `Sweep.passes` makes.
+# The end of the title of every rung without a KV cache, in `RUNGS` and in `Sweep.passes`.
 NO_CACHE = ", no cache"
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """The speedup of a test from `old` to `new`: two rungs, or F32 and another type of weights on the same rung.
+    """The speedup of a test from one rung to the next, or from F32 to another type of weights on the same rung.
 
-    `weights` is the type of weights on the rung `new`, or None if `text` need not name it.
+    `old` and `new` name the rungs or types. `weights` is the type of weights on the rung `new`; if it is None, `text`
+    does not name it.
     """
 
     test: str
@@ -56,7 +57,7 @@ class Speedup:
 
     @property
     def text(self) -> str:
-        """The text `simd, compiled -> parallel (Q8_0) x1.90`, with ~ if a rate was estimated."""
+        """A text such as `simd, compiled -> parallel (Q8_0) x1.90`, with ~ if a rate was estimated."""
         weights = f" ({self.weights})" if self.weights else ""
         return f"{self.old} -> {self.new}{weights} {'~' if self.estimated else ''}x{figure(self.factor)}"
 
@@ -67,9 +68,11 @@ def measured(rows: Sequence[Row]) -> list[Row]:
 
 
 def steps(rows: Sequence[Row], test: str) -> list[Speedup]:
-    """Return the speedups of a test: from rung to rung for each type of weights, then from F32 to quantised weights.
+    """Return the speedups of a test.
 
-    If a rung has only rows of F32, because it expands all weights, each type of the next rung is compared with F32.
+    First come the speedups from each rung to the next, for each type of weights. If a rung has only rows of F32,
+    because it expands all weights, each type of the next rung is compared with F32. Then come the speedups from F32 to
+    the other types of weights on the same rung.
     """
     cells: dict[str, dict[str, Row]] = {}
     for row in measured(rows):
@@ -98,7 +101,7 @@ def _step(test: str, old: str, new: str, weights: str | None, before: Row, after
 
 
 def tests(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """Return the names of the prefill tests, shortest first, and of the decode tests with the largest number of rungs.
+    """Return the names of the prefill tests, shortest first, and of the decode tests that run on the most rungs.
 
     Only rows at depth 0 whose rung is in `RUNGS` count.
     """
@@ -136,8 +139,8 @@ def moves(phase: str, test: str, rows: Sequence[Row]) -> str | None:
 def ladder(rows: Sequence[Row]) -> str:
     """Return a table with a line per rung and type of weights.
 
-    MB/token, GB/s and the share of the memory bandwidth are those of decode, GFLOP/s and the share of the peak those of
-    the longest prefill.
+    MB/token, GB/s and `of read` (the share of the memory bandwidth) belong to decode. GFLOP/s and `of peak` (the share
+    of peak arithmetic) belong to the longest prefill.
     """
     prompts, gens = tests(rows)
     head = ["rung", "weights", "threads", *prompts, *gens, "MB/token", "GB/s", "of read", "GFLOP/s", "of peak"]
@@ -207,7 +210,7 @@ def in_cache(rows: Sequence[Row]) -> str | None:
 
 
 def machine_limits(rows: Sequence[Row]) -> str | None:
-    """Return a sentence with the medians of the machine's limits by number of threads; None if none were measured."""
+    """Return a sentence with the medians of the machine's limits for each number of threads; None without them."""
     limited = [row for row in rows if row.get("read_gbs") is not None]
     by_threads = {t: [r for r in limited if (r["threads"] or 1) == t] for t in {r["threads"] or 1 for r in limited}}
     limits = [
@@ -223,7 +226,7 @@ def _median(rows: Sequence[Row], name: str) -> float:
 
 
 def passes(rows: Sequence[Row]) -> str | None:
-    """Return a list of `growth_of` every decode test of at least 256 tokens; None if there is no such test."""
+    """Return a list with `growth_of` for every decode test of at least 256 tokens; None if there is no such test."""
     lines = []
     for row in measured(rows):
         if row["n_gen"] < LATE[1] or row["n_prompt"]:
@@ -247,7 +250,7 @@ def growth_of(row: Row) -> float | None:
 
 
 def bars(rows: Sequence[Row]) -> Iterator[Table]:
-    """Yield the bars of prefill and of decode for a terminal: tokens per second on a log scale, as in the plot."""
+    """Yield the bars of prefill and decode for a terminal: tokens per second on a log scale, as in `plots.ladder`."""
     from rich.bar import Bar
     from rich.table import Table
 

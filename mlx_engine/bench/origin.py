@@ -76,7 +76,7 @@ def output_of(*command: str) -> str | None:
 
 SCHEMA = 1
 PACKAGES = ("mlx", "numpy", "numba", "tokenizers")
-# Paths that benchmarks write. Changes there do not mark the commit of the next benchmark as changed.
+# Paths that benchmarks write. `commit` ignores changes in these paths.
 WRITTEN = ("benchmarks/results", "benchmarks/reports", "BENCHMARKS.md")
 
 
@@ -92,7 +92,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Return the commit of this checkout, and "+" if files other than `WRITTEN` have changed; None if not in Git."""
+    """Return the commit of this checkout, with "+" if files other than `WRITTEN` have changed; None without Git."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
@@ -126,7 +126,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, object]:
 
 # Figures are usable if other processes used at most this share of the cores.
 MOST = 0.05
-# Core seconds that are ignored, because the system counts the time of cores and processes in ticks of 10 ms.
+# Core seconds of other processes that are ignored as rounding errors: the system counts time in ticks of 10 ms.
 TICKS = 0.05
 # psutil's fields of idle time; and fields to leave out, because their time is also part of `user` and `nice`.
 IDLE, TWICE = ("idle", "iowait"), ("guest", "guest_nice")
@@ -144,12 +144,12 @@ class OtherProcesses:
         self._start = self._times()
 
     def share(self) -> float | None:
-        """Return the share, 0 to 1, of the cores that other processes have used; None if unknown."""
+        """Return the share, 0 to 1, of core time that other processes have used; None if unknown."""
         whole, busy, own = (now - then for now, then in zip(self._times(), self._start, strict=True))
         return min(1.0, max(0.0, busy - own - TICKS) / whole) if whole > 0 else None
 
     def _times(self) -> tuple[float, float, float]:
-        """Return core seconds: total and busy since the system's start, and of this process and its ended children."""
+        """Return the core seconds so far: all, busy ones, and those of this process and its ended children."""
         whole = busy = 0.0
         for core in self._cores():
             times = {name: seconds for name, seconds in core._asdict().items() if name not in TWICE}

@@ -24,7 +24,7 @@ from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model
 from mlx_engine.weights.outline import need_of, outlined
 
-# The default context in tokens, if the model has a longer one; most conversations are shorter.
+# The default context in tokens, if the model's context is longer; most conversations are shorter.
 USUAL_CONTEXT = 4096
 # Backends whose rate is unknown: their weights are Python objects, so the limit is arithmetic, not memory bandwidth.
 NOT_BOUND = ("scalar",)
@@ -35,7 +35,7 @@ class Outlook:
     """The memory and the expected speed of a model on this machine.
 
     Attributes:
-        weights_bytes: bytes of the weights as the backend holds them, with the experts in memory.
+        weights_bytes: bytes of the weights in memory, in the backend's form, including `experts_held_bytes`.
         left_bytes: bytes of embedding tables that stay in the file, which `weights_bytes` does not include.
         context: tokens of the prompt and the answer together.
         kv_bytes: bytes of keys and values of `context` tokens.
@@ -65,7 +65,8 @@ class Outlook:
     def rate(self, bandwidth: float | None) -> float | None:
         """Return the tokens/s of decode at a full context, if memory is read at `bandwidth` bytes/s.
 
-        Return None without a bandwidth, on `NOT_BOUND`, and if experts are read from the disk, whose speed is unknown.
+        Return None if `bandwidth` is None, if the backend is in `NOT_BOUND`, or if experts are read from the disk,
+        whose speed is unknown.
         """
         is_unknown = bandwidth is None or self.backend in NOT_BOUND or self.experts_read_bytes > 0
         return None if bandwidth is None or is_unknown else bandwidth / self.decode_bytes
@@ -83,8 +84,9 @@ def outlook(
     Args:
         path: a GGUF file or a folder.
         backend: "auto" is the fastest on this machine.
-        context: tokens of prompt and answer; None is the model's context, at most 4,096.
-        experts_memory: the most bytes of experts in memory; None for what is available.
+        context: tokens of prompt and answer; None is the model's context, but at most 4,096.
+        experts_memory: the most bytes of experts in memory. If None, all experts are in memory, or as many as
+            fit if the backend can read the others from the file.
 
     Raises:
         EngineError: loading the model would raise the same error.

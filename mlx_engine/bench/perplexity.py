@@ -1,12 +1,12 @@
 """Measure the perplexity of a text in strided windows, and how far a model's probabilities are from a reference's.
 
 The definition is that of Hugging Face's guide to perplexity. A window has up to `context` tokens; the next window
-begins `stride` tokens later. Each token is scored once: in the first window that contains it, from the tokens before it
-in this window. If the token is the first one of this window, it is scored only if a BOS is put before the window. The
+begins `stride` tokens later. Each token is scored at most once: in the first window that contains it, from the tokens
+before it in this window. The first token of a window is scored only if a BOS is put before the window. The
 perplexity is exp of the mean negative log-likelihood (NLL) of all scored tokens.
 
 The guide's code computes another perplexity, `Result.guide`: it takes the mean NLL of each window, and weights it by
-the window's number of new tokens minus 1. The two differ a little if windows overlap.
+the window's number of new tokens minus 1. The two perplexities differ a little if windows overlap.
 
 The reference is another model, or a file with a model's log-probabilities: a line of JSON, then a `_record` per scored
 token.
@@ -40,7 +40,7 @@ Progress = Callable[[int, int], None]
 MAGIC = "mlx_engine log-probabilities 1"
 # The most bytes of the header, the first line of a reference file.
 MOST_HEADER = 1 << 16
-# Log-probabilities are stored down to this distance below the largest one at the same position; e**-24 is 4e-11.
+# Stored log-probabilities are clipped at this distance below the largest one of the same position; e**-24 is 4e-11.
 DEPTH = 24.0
 # The largest code of a rounded log-probability in a file.
 CODES = (1 << 16) - 1
@@ -156,7 +156,7 @@ class Text:
     bos: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the sizes; raise OptionError if nothing can be scored."""
+        """Raise OptionError if the text has fewer than two tokens, or if the stride is invalid."""
         if len(self.ids) < 2:
             message = f"the text has {len(self.ids)} token; a perplexity needs at least 2"
             raise OptionError(message, option="FILE", found=len(self.ids))
@@ -230,10 +230,10 @@ def measure(
     save: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Result:
-    """Score a text with a model, and write the log-probabilities to the file `save`.
+    """Score a text with a model; if `save` is given, write the log-probabilities to this file.
 
     `reference` is another model with the same vocabulary, or a file that an earlier run has saved. `progress` is called
-    with (tokens scored, tokens to score).
+    with (tokens scored so far, tokens scored in total).
 
     Raises:
         OptionError: the reference has another vocabulary, or its file was made with other tokens or windows.
@@ -261,7 +261,7 @@ def measure(
 def _reference(reference: Engine | Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np.ndarray]]:
     """Return an iterator over the scored tokens: the reference's log-probability of the token, and its logits (V,).
 
-    A file has rounded log-probabilities (V,) in place of the logits.
+    If the reference is a file, rounded log-probabilities (V,) take the place of the logits.
     """
     if isinstance(reference, Path):
         return read_saved(reference, text, n_vocab)
@@ -343,7 +343,7 @@ def is_saved(path: Path) -> bool:
 
 
 def read_saved(path: Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np.ndarray]]:
-    """Return an iterator over the records: the token's log-probability, and the rounded ones (V,) of the vocabulary.
+    """Return an iterator over (log-probability of the scored token, rounded log-probabilities (V,) of the vocabulary).
 
     Raises:
         FormatError: the file is damaged.

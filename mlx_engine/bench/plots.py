@@ -1,4 +1,7 @@
-"""Plots of `bench`: the passes, the ladder and the roofline of a sweep, and several clients at once."""
+"""Plots of `bench`: the passes, the ladder (rates by rung) and the roofline of a sweep, and several clients at once.
+
+A rung is a backend with its settings (`ladder.py`).
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def titled_figure(rows: Sequence[Row], title: str, width: float, height: float) 
 
 
 def passes(rows: Sequence[Row]) -> Figure | None:
-    """Plot the duration of every decode pass, a panel for each rung measured with and without a cache."""
+    """Plot the duration of every decode pass, one panel for each rung that was measured with and without a KV cache."""
     pairs = _pairs([row for row in measured(rows) if row["passes_s"] and row["n_gen"] > 1 and not row["n_prompt"]])
     if not pairs:
         return None
@@ -138,7 +141,7 @@ def _bars(axes: Any, lines: Sequence[tuple[str, str]], cells: dict[tuple[str, st
 def _error_bar(
     axes: Any, at: tuple[float, float], samples: Sequence[float] | None, *, is_x: bool = False, color: str = DARK
 ) -> float:
-    """Draw an error bar from the smallest to the largest sample; return its length from the point to the largest.
+    """Draw an error bar from the smallest to the largest sample; return the largest sample minus the point.
 
     With fewer than two samples, draw nothing and return 0. Samples are x coordinates if `is_x`, else y coordinates.
     """
@@ -226,7 +229,7 @@ LATENCIES = (
 def clients(rows: Sequence[Row]) -> Figure | None:
     """Plot two panels over the number of clients: throughput with the limits of memory and arithmetic, and latencies.
 
-    A point is the median over the rounds; its error bar reaches from the smallest to the largest value of a round.
+    A point is the median over the rounds; its error bar reaches from the smallest to the largest of their values.
     """
     rows = [row for row in rows if row.get("total_ts")]
     if not rows:

@@ -4,8 +4,9 @@
 many threads as the backend has, kernels (`kernels/cpu/roofline.py`) read the model's matrices, or run multiply-adds in
 registers. Without compiled kernels, NumPy reads the model's matrices, or multiplies small matrices.
 
-`read_bandwidth` (for the server), `bandwidth_of` (for `inspect` and `plan`) and `product_rate` (for `plan`) are
-estimates without these kernels. They take a fraction of a second, once the backend's kernels are compiled.
+`read_bandwidth` (for the server), `bandwidth_of` (for `inspect` and `plan`) and `product_rate` (for `plan`) do
+not run the kernels of `kernels/cpu/roofline.py`. Each takes a fraction of a second, but `product_rate` first compiles
+the backend's own kernels if they are not compiled yet.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Compiled:
         return int(out[0])
 
     def _ran(self, rounds: int) -> np.ndarray:
-        """Run `compute`; return int32s (4,): two are an int64 number of operations, the third a float32 result."""
+        """Run `compute`; return int32s (4,): the first two are the number of operations, the third is the result."""
         out = np.empty(4, dtype=np.int32)
         self._library.run_rounds(rounds, address(out))
         return out
@@ -172,7 +173,7 @@ def enough(timed: Callable[[int], float]) -> int:
     return n
 
 
-# Arrays with fewer bytes in total are concatenated, because a call for a small array would take as long as reading it.
+# Arrays with fewer bytes in total are concatenated, because calls for small arrays would take as long as the reads.
 SMALL = 64 << 20
 
 
@@ -203,7 +204,7 @@ def in_words(array: np.ndarray) -> np.ndarray:
 
 
 def side_by_side(words: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the arrays, or one copy of all of them if they have fewer than `SMALL` bytes in total."""
+    """Return the arrays; if they have fewer than `SMALL` bytes in total, return one concatenated copy."""
     return [in_words(np.concatenate(words))] if sum(w.nbytes for w in words) < SMALL else words
 
 
@@ -229,7 +230,7 @@ def read_bandwidth(engine: Engine) -> float | None:
 def bandwidth_of(words: Sequence[np.ndarray], threads: int) -> float:
     """Return the bytes per second at which threads read int64 arrays, the best of `READINGS`.
 
-    Only the first arrays are read, up to `MOST_BYTES` in total, but at least one.
+    Only the first arrays are read, up to `MOST_BYTES` in total, but always the first one.
     """
     ends = itertools.accumulate(array.nbytes for array in words)
     some = [array for array, end in zip(words, ends, strict=True) if end <= MOST_BYTES] or [words[0]]
@@ -254,7 +255,7 @@ PRODUCTS = 5
 
 
 def product_rate(backend: Backend, type_: GGMLType, rows: int = PRODUCT_ROWS, side: int = PRODUCT_SIDE) -> float:
-    """Return the FLOP/s of a product of (rows, side) and a matrix (side, side) of this type, the best of `PRODUCTS`."""
+    """Return the FLOP/s of multiplying (rows, side) by a matrix (side, side) of this type, the best of `PRODUCTS`."""
     weight = Weight("speed", (side, side), type_, np.zeros(type_.bytes_for(side * side), np.uint8))
     rates = []
     with backend.session():

@@ -1,4 +1,4 @@
-"""Run all cells of a benchmark: every test on every backend. The result of a cell is a row of samples and origin."""
+"""Run all cells of a benchmark. A cell is a test on a backend; its result is a row: a dict of samples and origin."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mlx_engine.distributed.shard import Shard
 
 Announce = Callable[[int, int, str], None]
-# Seconds for the profile of a cell without a budget.
+# The most seconds of a cell's profile, if the cell has no budget.
 COMPONENT_SECONDS = 2.0
 # Backends that ignore --threads.
 ONE_THREAD = ("scalar", "simd")
@@ -102,7 +102,7 @@ def engines(
     """Yield for each backend the fields of its rows, and either the reason why it is unavailable or its `Bench`.
 
     A `Bench` is closed when the next item is requested. `check` is called with each model before its weights are read;
-    `shared` has more fields of all rows; `shard` has the ranks that share the model with this process, which is rank 0.
+    `shared` has fields to add to all rows; `shard` has the ranks that share the model with this process (rank 0).
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
     # If one of several backends lacks these activations, its rows have the reason. If it is the only one, `open_source`
@@ -168,7 +168,7 @@ class Bench:
         how: dict[str, Any] = {"kv": kv, "overlap": overlap, "repetitions": repetitions, "budget": budget}
         others = OtherProcesses()
         result = measure(self.engine, test, **how, between=between, progress=progress)
-        # The other processes may be ranks of this model.
+        # Other processes may be ranks of a shared model, so their load does not count as a disturbance.
         share = None if self.engine.model.is_shared else others.share()
         row = {**self.about(), "kv": kv, **result.summary(), **self._rates(result, kv=kv), **fields(share)}
         if profile and kv:
@@ -218,7 +218,8 @@ def threads_of(backend: Backend) -> int | None:
 def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GGMLType:
     """Return the type in which the backend holds the largest matrix.
 
-    This is its type after the conversion `quant`, or, if the backend expands it, the type of the activations or F32.
+    The conversion `quant` gives the matrix a type. If the backend has no kernel for this type, it expands the matrix to
+    the type of the activations, or to F32 for `i16`.
     """
     weights = [checkpoint.weight(name) for name, shape in checkpoint.shapes.items() if len(shape) == 2]
     largest = max(weights, key=lambda weight: weight.nbytes)

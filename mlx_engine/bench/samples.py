@@ -14,7 +14,7 @@ from mlx_engine.errors import OptionError, require
 
 @dataclass(frozen=True)
 class Test:
-    """A test: prefill `n_prompt` tokens, then decode `n_gen`, after `depth` tokens, whose prefill is not timed."""
+    """A test: prefill `n_prompt` tokens, then decode `n_gen`. Before it, `depth` tokens are prefilled, not timed."""
 
     n_prompt: int = 0
     n_gen: int = 0
@@ -80,9 +80,9 @@ MOST = 1000
 def tests_of(
     n_prompt: list[str] | None, n_gen: list[str] | None, both: list[str] | None, depth: list[str] | None
 ) -> list[Test]:
-    """Return all tests in the order of llama-bench: at each depth prefill tests, then decode tests, then tests of both.
+    """Return all tests in the order of llama-bench: for each depth, tests of prefill, then of decode, then of both.
 
-    If only `both` is given, only tests of both are returned.
+    If `both` is given without `n_prompt` and `n_gen`, only tests of both are returned.
 
     Raises:
         OptionError: a list cannot be parsed, or there is no test.
@@ -100,7 +100,7 @@ def tests_of(
 
 
 def numbers(option: str, texts: list[str] | None, default: list[int]) -> list[int]:
-    """Parse `512`, `128,512`, `128-512`, `128-512+128` or `128-512*2`, or several of them."""
+    """Return the numbers in texts such as `512`, `128,512`, `128-512`, `128-512+128` or `128-512*2`, or the default."""
     return [n for text in texts for part in text.split(",") for n in span(option, part)] if texts else default
 
 
@@ -148,8 +148,8 @@ def rest(passes: Sequence[float], lengths: Sequence[int]) -> list[float]:
     """Estimate the seconds of the passes that were not run.
 
     With a KV cache, every length is 1, and the estimate is the mean of the measured passes. Without a cache, a line is
-    fitted to the later half of the measured passes, because short lengths use other kernels. With fewer than ENOUGH
-    measured passes, the time is assumed to be proportional to the length.
+    fitted to the later half of the measured passes, because the first, shorter passes use other kernels. With fewer
+    than ENOUGH measured passes, the time is assumed to be proportional to the length.
 
     Args:
         passes: the seconds of the passes that were run.

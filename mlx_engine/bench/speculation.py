@@ -46,8 +46,8 @@ RECORDED = "recorded"
 class Recorded:
     """Proposes the tokens of a known answer, with some of them replaced by wrong ones.
 
-    The positions of wrong tokens are drawn with `seed`; their number is exact. With a fixed probability per token, 76 %
-    instead of 80 % of the tokens of one answer were right.
+    The positions of the wrong tokens are drawn with `seed`, but their number is fixed by `right`. (When each token was
+    right with a probability of 80 %, only 76 % of the tokens of one answer were right.)
     """
 
     def __init__(self, answer: Sequence[int], right: float, seed: int = 0) -> None:
@@ -60,7 +60,7 @@ class Recorded:
         self._n += len(ids)
 
     def propose(self, most: int) -> tuple[Sequence[int], int]:
-        """Return at most `most` next ids, and as evidence LONGEST, the longest match of n-gram lookup."""
+        """Return at most `most` next ids, and their evidence: LONGEST, as for the longest match of n-gram lookup."""
         return self.after(self._n, most), LONGEST
 
     def after(self, n: int, most: int) -> Sequence[int]:
@@ -102,7 +102,7 @@ class RecordedPasses:
         }
 
     def release(self, sequence: AnswerSequence) -> None:
-        """Give back the drafter's memory."""
+        """Free the memory that the drafter keeps for a sequence."""
         self._drafter.release(sequence)
 
 
@@ -198,9 +198,10 @@ def _proposing(engine: Engine, text: Row, way: str, answers: Answers) -> Specula
 
 
 def _answered(engine: Engine, text: Row, way: str | None, known: Sequence[Sequence[int]]) -> Row:
-    """Answer the prompts of a text at once; return ids, counts, and times from when every answer has its first token.
+    """Answer the prompts of a text at once; return ids, counts and times.
 
-    `way` is the name of the drafter, or None for no proposals; `known` has the ids of the answers without proposals.
+    Time is measured from when every answer has its first token. `way` is the name of the drafter, or None for no
+    proposals; `known` has the ids of the answers without proposals.
     """
     options = Options.of(text.get("max_tokens", N_TOKENS), ignore_eos=True, prediction=text.get("prediction"))
     requests: list[Request] = [engine.request(prompt, options) for prompt in prompts_of(text)]

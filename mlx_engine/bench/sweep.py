@@ -1,8 +1,8 @@
 """`bench --sweep`: measure every backend setting (rung, see `ladder.py`), with weights as float32 and as stored.
 
-A rung is not measured if it is unavailable on this machine, if its weights take more than half of the memory, or if
-one token would exceed the budget; its rows have the reason. Finally, the fastest rung on the CPU decodes a longer text
-with and without a KV cache, to show the duration of every pass.
+A rung is not measured if it is unavailable on this machine, if its weights (without experts) take more than half of
+the memory, or if one token would exceed the budget; its rows have the reason. Finally, the fastest rung on the CPU
+decodes a longer text with and without a KV cache, to show the duration of every pass.
 """
 
 from __future__ import annotations
@@ -166,10 +166,10 @@ class Sweep:
             yield self._cell(rung, tried[best["quant"]], test, done)
 
     def _attempts(self, rung: Rung) -> list[tuple[Conversion, str | None]]:
-        """Return the conversions of weights to measure, each with the reason to skip it or None.
+        """Return the conversions of weights to measure, each with the reason to skip it, or None.
 
-        These are F32_LAYERS (all layers as float32) and STORED (no conversion), or only `plan.quant`: if it is not
-        STORED, or if the rung is unavailable or expands all weights to float32.
+        If `plan.quant` is STORED (no conversion), the conversions are F32_LAYERS (all layers as float32) and STORED.
+        Return only `plan.quant` if it is another one, or if the rung is unavailable or expands all weights to F32.
         """
         reason = unavailable(rung.backend) or refused(rung.backend, self.plan.activations, jit=rung.jit)
         if reason is not None:
@@ -196,7 +196,7 @@ class Sweep:
         seconds = (of.layers + of.head) * seconds_per_weight(backend)
         if seconds > self.plan.budget:
             about = f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"
-            return f"a token would take about {about} s, and a cell has {self.plan.budget:g} s"
+            return f"a token would take about {about} s, and a test has {self.plan.budget:g} s"
         return None
 
     def _described(self, rung: Rung, quant: Conversion) -> Row:
@@ -226,7 +226,7 @@ class Sweep:
 
 
 def seconds_per_weight(backend: Backend) -> float:
-    """Return a backend's seconds per weight of a small float32 matrix. Large ones differ by a small factor."""
+    """Return a backend's seconds per weight of a small float32 matrix. Large matrices differ by a small factor."""
     shape = (32, 512)
     zeros = np.zeros(shape, dtype=np.float32)
     linear: Any = Linear("small", backend.prepare(Weight.pack("small", zeros, F32)))

@@ -16,7 +16,7 @@ from mlx_engine.errors import FormatError, SourceError, is_number
 
 Row = dict[str, Any]
 
-# Columns that are left out if all rows have the default value.
+# Maps each optional column to its default; the column is left out if all rows have the default.
 OPTIONAL = {
     "kv": "on",
     "quant": "keep",
@@ -29,7 +29,7 @@ OPTIONAL = {
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Return a table with, per row, the mean ± standard deviation of the rate (~: estimated), or why there is none."""
+    """Return a table with the rate of each row (mean ± standard deviation, ~ if estimated), or why there is no rate."""
     cells = [_cells(row) for row in rows]
     shown = [name for name in cells[0] if any(c[name] != OPTIONAL.get(name) for c in cells)]
     return aligned([shown, *([c[name] for name in shown] for c in cells)])
@@ -155,7 +155,7 @@ Key = tuple[Any, ...]
 
 # The fields that identify a row: one test of one model on one backend with its settings.
 KEY = ("model_name", "backend", "activations", "kv_type", "jit", "overlap", "kv", "quant", "test")
-# Defaults for rows that were written before these fields existed.
+# Defaults of fields that rows of older versions lack.
 DEFAULT = {"activations": EXACT, "kv_type": "f32", "jit": True, "overlap": True}
 # The fields that a row must have, and their types.
 NEEDED = {
@@ -174,7 +174,7 @@ NEEDED = {
 
 
 def read(path: Path) -> dict[Key, Row]:
-    """Return the rows of a JSON or JSON lines file of `bench` by `KEY`: for each key, the last row that has a rate.
+    """Read a JSON or JSON lines file of `bench`; return a map from each key (`KEY`) to its last row with a rate.
 
     Raises:
         SourceError: the file cannot be read.

@@ -3,9 +3,9 @@
 The benchmarks divide this work by the measured time, and compare the resulting rates with the machine's limits.
 
 A pass reads each matrix once, for any number of tokens, but only the experts that its tokens are expected to choose.
-Embedding lookups are neglected. A tied embedding table counts once, as the output head. In the last layer, operations
-after the queries, keys and values run only for tokens whose logits are wanted, as does the head. In a test, these are
-the last token of a prompt and every generated token.
+Embedding lookups are neglected. A tied embedding table counts once, as the output head. The head, and in the last
+layer the operations after the queries, keys and values, run only for tokens whose logits are wanted. In a test, logits
+are wanted of the last token of a prompt and of every generated token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mlx_engine.weights.plan import check
 # Tables with a row per token id or position. All other two-dimensional tensors count as matrices of linear layers.
 LOOKED_UP = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
 HEAD, TIED_HEAD = "output.weight", "token_embd.weight"
-# The beginnings of the names of matrices after a layer's token mixer (such as attention).
+# Matrices after a layer's token mixer (such as attention) have names with these prefixes.
 AFTER_MIXER = ("attn_output", "ssm_out", "shortconv.out_proj", "ffn_", "inp_gate", "proj")
 # A Python float takes 24 bytes, and its reference in a list 8.
 PYTHON_FLOAT_BYTES = 32
@@ -45,11 +45,11 @@ class Sizes:
     """Sizes of the weights and caches that a pass reads.
 
     Attributes:
-        layers: number of weights of all layers that each token is multiplied with: of the experts, the chosen ones.
+        layers: number of weights, in all layers, that each token is multiplied with; only chosen experts count.
         head: number of weights of the head.
         nbytes: bytes of layers and head without experts, as the backend holds them.
         cached: bytes of keys and values per token, over all layers.
-        scored: multiplications of attention per query and visible token, over all layers.
+        scored: multiplications of attention per pair of query token and visible token, over all layers.
         local: the share of layers with a sliding window of `window` tokens.
         last_token_only: the last layer's part of `layers` that is multiplied only with tokens whose logits are wanted.
         scored_last: the last layer's part of `scored`, which counts only for tokens whose logits are wanted.
@@ -75,7 +75,7 @@ class Sizes:
 def sizes(
     checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion: Conversion = STORED, kv_type: str = "f32"
 ) -> Sizes:
-    """Return the sizes of a checkpoint's model on a backend, whose bytes per weight of a type are those of `held`.
+    """Return the sizes of a checkpoint's model. `held` returns the backend's bytes per weight of a type.
 
     Raises:
         ModelError: no model can be built from the checkpoint.
@@ -94,7 +94,7 @@ def sizes(
         return counts[name] * held(conversion.type_of(name, tensors[name].shape, stored)[0])
 
     cfg: Any = plan.config
-    # Layers with a state attend to no earlier tokens.
+    # Layers with a recurrent state have no keys and values, so they are left out.
     kinds = getattr(cfg, "kinds", None)
     each = [cfg.of_layer(i) for i in range(cfg.n_layers) if kinds is None or kinds[i] == "full_attention"]
     ends_with_attention = kinds is None or kinds[-1] == "full_attention"

@@ -10,7 +10,7 @@ Pages are written soon after the prompt has been run, not when they are evicted,
 is killed. A thread writes the files. On an eager backend, the thread reads a page in place while passes run. A page of
 the prefix cache does not change until the cache drops the page and increments the page's *generation*, a counter. If
 the generation has changed while the thread read the page, the thread discards the bytes. So passes never wait for the
-thread. On a lazy backend, pages are copied when they are offered, up to `MOST_COPIED` bytes.
+thread. On a lazy backend, pages are copied when they are queued, up to `MOST_COPIED` bytes.
 
 A file that fails its checks is removed, and its tokens are computed again. Files are not memory-mapped: if another
 program truncated a mapped file, this process would be killed, and a mapped file could change between check and use.
@@ -58,7 +58,8 @@ from mlx_engine.quant.key_values import DTYPES, row_length
 DEFAULT_NBYTES = 20 << 30
 MAGIC, VERSION = b"mlxekv\r\n", 1
 ENDING = ".kv"
-# Names in the folder: its description, the description in the folder of each identity, the folder of models' digests.
+# Names of the file that describes the whole folder, of the file in each identity's folder that describes the identity,
+# and of the folder with the digests of models' files.
 README, ABOUT, DIGESTS = "README.txt", "about.txt", "digests"
 TEXT = """\
 This folder has keys and values of prompts, written by mlx_engine. A later start of the same model reads them instead of
@@ -67,13 +68,13 @@ Any file may be removed at any time; `mlx_engine cache remove prefixes` removes 
 """
 # The most queued jobs, and the most bytes of a lazy backend's copies in the queue. Further writes are dropped.
 MOST_JOBS, MOST_COPIED = 4096, 256 << 20
-# The bytes of files that are read between two passes, which takes about 0.1 s.
+# The most bytes of files that are read between two passes. Reading them takes about 0.1 s.
 MOST_READ = 64 << 20
 # The number of threads that read files in advance.
 READERS = 2
 # Seconds without writes after a failed write; minimum seconds between two updates of the time of a file's last use.
 PAUSE, TOUCHED = 60.0, 60.0
-# A page's time of use is this many ns earlier than the previous page's, so a prefix is removed from its end.
+# A page's time of use is this many ns earlier than the previous page's, so the last page of a prefix is removed first.
 STEP_NS = 1_000_000_000
 # Seconds that `close` and the end of the process wait for a place in the queue, and then for the writing thread.
 PATIENCE = 20.0
@@ -120,7 +121,7 @@ class DiskStats:
         read: files that were read.
         written: files that were written.
         dropped: files that were not written: the queue was full, the page was evicted first, or the write failed.
-        damaged: files that were removed because they failed their checks.
+        damaged: files that failed their checks and are not used again.
         removed: files that were removed because all files together were too large, or the disk was full.
         nbytes: bytes of all files, as far as this process knows.
     """
@@ -145,7 +146,7 @@ def chains(ids: np.ndarray, page: int) -> list[bytes]:
 
 
 def pieces(pool: KVPool) -> dict[str, list[Piece]]:
-    """Return the arrays in the file of each part of a pool: "0", "1", ... for pages of a group, and "s" for states."""
+    """Map each part of a pool ("0", "1", ... for a group's pages, "s" for states) to the arrays in its file."""
     parts: dict[str, list[Piece]] = {str(group): [] for group in range(len(pool.windows))}
     states: list[Piece] = []
     for i, layer in enumerate(pool.layers):
@@ -200,7 +201,7 @@ class SavedPrefixes:
 
     Attributes:
         identity: the digest of the identity (`identity_of`); empty if it is not known yet.
-        saved: the file of each page or state, and the offset in this file; by `Key.name`.
+        saved: maps the `Key.name` of each page or state to its file and its offset in the file.
     """
 
     def __init__(self, identity: bytes = b"") -> None:
@@ -208,7 +209,7 @@ class SavedPrefixes:
         self.saved: dict[str, tuple[Path, int]] = {}
 
     def add(self, path: Path, identity: bytes) -> list[int]:
-        """Use a file that `Saver` has written, and return its token ids. Raise the errors of `opened`."""
+        """Also read from a file that `Saver` has written; return its token ids. Raise the errors of `opened`."""
         ids, records = opened(path, identity)
         self.identity = identity
         self.saved |= {name: (path, at) for name, at in records.items()}
@@ -216,7 +217,7 @@ class SavedPrefixes:
 
     @property
     def is_here(self) -> bool:
-        """Whether pages can be written: only to a `PrefixFolder`."""
+        """Whether pages can be written. This is false, except in a `PrefixFolder`."""
         return False
 
     def wait_briefly(self) -> None:
@@ -253,7 +254,7 @@ class SavedPrefixes:
         return sound(header_of(self.identity, key, nbytes), buffer[:n], nbytes)
 
     def count(self, key: Key, is_sound: bool) -> None:
-        """Count a page or a state that was read; do not use a damaged one again."""
+        """Count a page or a state that was read. If it is damaged, do not read it again."""
         if is_sound:
             self.stats.read += 1
         elif self.saved.pop(key.name, None) is not None:
@@ -272,17 +273,17 @@ class PrefixFolder(SavedPrefixes):
         path: the folder, which is created if it does not exist. It has a folder for each identity.
         max_nbytes: the largest number of bytes of all files, of all identities.
         model: the name of the model, with which the name of the identity's folder begins.
-        identify: a function that returns the identity. It takes a folder in which it may keep the digest of the model's
-            files, because computing this digest reads all of them.
+        identify: a function that returns the properties of the identity. Its argument is a folder, where it may keep
+            the digest of the model's files, so that later processes need not read the files to compute the digest.
     """
 
     def __init__(self, path: Path, max_nbytes: int, model: str, identify: Callable[[Path], Mapping[str, str]]) -> None:
         super().__init__()
         self.path, self.max_nbytes = path, max_nbytes
         self.ours: Path | None = None
-        # Names of existing files, with the time when this process last marked the file as used; of files that are about
-        # to be written; and of damaged files that could not be removed.
+        # Maps the name of each existing file to the time when this process last marked the file as used.
         self._known: dict[str, float] = {}
+        # Names of files that are about to be written, and of damaged files that could not be removed.
         self._claimed: set[str] = set()
         self._bad: set[str] = set()
         self._about = ""
@@ -300,7 +301,7 @@ class PrefixFolder(SavedPrefixes):
         return self._is_open.wait(seconds) and self.ours is not None
 
     def wait_briefly(self) -> None:
-        """At the first call, wait at most `BRIEFLY` until the folder is open. Computing a digest takes longer."""
+        """At the first call, wait until the folder is open, but at most `BRIEFLY` seconds."""
         if not self._has_waited and self.is_here:
             self._has_waited = True
             self._is_open.wait(BRIEFLY)
@@ -365,7 +366,7 @@ class PrefixFolder(SavedPrefixes):
         return name in self._known
 
     def claim(self, key: Key) -> bool:
-        """Mark a file as about to be written. Return False if it already exists or is already about to be written."""
+        """Mark a file as about to be written. Return False if it exists, is already marked, or cannot be replaced."""
         if key.name in self._known or key.name in self._claimed or key.name in self._bad:
             return False
         self._claimed.add(key.name)
@@ -377,7 +378,7 @@ class PrefixFolder(SavedPrefixes):
         self.stats.dropped += 1
 
     def place(self, key: Key) -> tuple[Path, int, int] | None:
-        """Return the place as the base class does. One byte more is read, to notice a file that is too long."""
+        """Return the place of a page or a state. Here, one byte more is read, to notice if a file is too long."""
         found = super().place(key)
         return (self.ours / key.name, 0, 1) if found is None and self.ours is not None else found
 
@@ -429,9 +430,10 @@ class PrefixFolder(SavedPrefixes):
             self.bound()
 
     def bound(self, *, is_full: bool = False) -> None:
-        """If all files together exceed the bound, remove the least recently used, until they take 15/16 of the bound.
+        """If all files together exceed the bound, remove the least recently used, until the rest takes 15/16 of it.
 
-        If the disk `is_full`, always remove files, until they take 15/16 of the smaller of bound and present size.
+        If the disk is full (`is_full`), always remove files, until the rest takes 15/16 of the bound or, if this is
+        smaller, of the present size.
         """
         assert self.ours is not None  # noqa: S101 - called after a write
         self._mark(self.ours)
@@ -485,7 +487,7 @@ class PrefixFolder(SavedPrefixes):
 class DiskPrefixes:
     """Reads and writes prefixes on disk for the prefix cache of one pool.
 
-    Its methods run in the thread that runs passes, except `_write`, which calls `copied` in the writing thread.
+    Its methods run in the thread that runs passes, except `_write`, which runs in the writing thread.
     """
 
     def __init__(self, pool: KVPool, folder: SavedPrefixes) -> None:
@@ -512,8 +514,8 @@ class DiskPrefixes:
     def reach(self, chain: Sequence[bytes], first: int, most: int) -> int:
         """Return the number of pages of a prefix that can be used, if the missing ones are read from files.
 
-        Groups without a window need every page, groups with a window the pages that later tokens read, and models with
-        recurrent states the states after the last page.
+        Groups without a window need every page. Groups with a window need only the pages that later tokens read. Models
+        with recurrent states need the states after the last page.
 
         Args:
             chain: the chain digests of the prefix's pages.
@@ -536,7 +538,7 @@ class DiskPrefixes:
         return n
 
     def _ends_at(self, chain: Sequence[bytes], first: int, n: int) -> bool:
-        """Return whether a prefix can end after n pages: files have the pages in windows, and the states."""
+        """Return whether files have the pages in windows, and the states, so that a prefix can end after n pages."""
         for group, window in enumerate(self._pool.windows):
             begin = n if window is None else max(first, first_visible(window, n * self._pool.page) // self._pool.page)
             if not all(self.folder.has(Key(chain[p], str(group))) for p in range(begin, n)):
@@ -575,7 +577,7 @@ class DiskPrefixes:
     def _read(self, keys: Sequence[Key]) -> Generator[np.ndarray | None]:
         """Yield the contents of files, or None for a file that cannot be used. Each result is valid until the next.
 
-        Threads read and check files in advance, because a checksum takes longer than reading and copying a file.
+        Several threads read and check the next files: computing a checksum takes longer than reading and copying.
         """
         waiting, left = deque[tuple[Future[np.ndarray | None], np.ndarray]](), iter(keys)
         with ThreadPoolExecutor(READERS, "prefix-reader") as readers:
@@ -620,7 +622,7 @@ class DiskPrefixes:
             part: the group of layers, or `STATE`.
             slot: the first slot of the page, or the slot of the states.
             generations: the generations of all pages of the group, or of all slots of states.
-            number: the number of the page or of the slot, whose contents are unchanged while `generations[number]` is.
+            number: the number of the page or of the slot. Its contents do not change before `generations[number]` does.
         """
         key, generation = Key(chain[-1], part), generations[number]
         folder = self.folder
@@ -804,12 +806,13 @@ class Saver:
 
 
 def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
-    """Return the token ids in a file that `Saver` has written, and the offset of each page and state by its name.
+    """Return the token ids in a file of `Saver`, and a map from the `Key.name` of each page and state to its offset.
 
     Pages after a damaged header are left out. Contents are checked when they are read.
 
     Raises:
-        FormatError: `Saver` did not write the file, or wrote it for another model, version or type of keys and values.
+        FormatError: `Saver` did not write the file, or wrote it for another model, version or type of keys and values;
+            or the token ids are damaged.
         OSError: the file cannot be read.
     """
     where, again = str(path), "remove it, or name another file"
@@ -838,7 +841,7 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return what this module made in a folder of prefixes: the folders of identities and of digests, and a README."""
+    """Return what this module made in a folder of prefixes: folders of identities, a folder of digests, a README."""
     digests, readme = path / DIGESTS, path / README
     try:
         ours = list(filter(is_ours, sorted(path.iterdir())))

@@ -157,7 +157,7 @@ def test_a_rung_that_would_not_get_through_a_token_is_not_tried(monkeypatch):
     rows = swept(backends=["scalar"], budget=9.0)
     assert len(rows) == 4
     assert all("a token would take about" in row["unavailable"] for row in rows)
-    assert all(row["unavailable"].endswith("a cell has 9 s") for row in rows)
+    assert all(row["unavailable"].endswith("a test has 9 s") for row in rows)
 
 
 @pytest.mark.slow
