@@ -161,6 +161,13 @@ def test_results_that_depend_on_the_order_are_found_with_their_lines():
         twice(X[:32], body=counted)
     with emulate(seeds=[0]):
         assert np.array_equal(np.array(twice(X[:32], body=counted)), np.arange(32))
+    # Each build gives memory that no thread has written other values.
+    unwritten = "threadgroup float shared[64]; y[i] = shared[i];"
+    with (
+        emulate(builds=["spaces", "undefined"], seeds=[0]),
+        pytest.raises(OrderError, match=r"y\[0\] is \S+ with seed 0, \S+ with seed 0 of build 'undefined'"),
+    ):
+        twice(X[:32], body=unwritten)
 
 
 @pytest.mark.parametrize(
