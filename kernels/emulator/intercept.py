@@ -181,10 +181,11 @@ class CheckedKernel:
 
     def _results(self, given: dict[str, Any]) -> list[mx.array]:
         """Run every build and seed, check that all results are equal, and return the first."""
-        results: list[tuple[int, list[mx.array]]] = []
+        results: list[tuple[str, list[mx.array]]] = []
         for build in self._builds:
             for seed in self._seeds[:1] if build == "races" else self._seeds:
-                results.append((seed, self._run(given, build, seed)))
+                run = f"seed {seed}" if build == self._builds[0] else f"seed {seed} of build '{build}'"
+                results.append((run, self._run(given, build, seed)))
                 self._note()
                 given["verbose"] = False
                 if not self._kernel.atomic_outputs:
@@ -207,9 +208,12 @@ class CheckedKernel:
             self._seen.notes[self.name] = merged((*self._seen.notes.get(self.name, ()), *found))
 
     def _compare(
-        self, first: tuple[int, list[mx.array]], other: tuple[int, list[mx.array]], given: dict[str, Any]
+        self, first: tuple[str, list[mx.array]], other: tuple[str, list[mx.array]], given: dict[str, Any]
     ) -> None:
-        """Raise an error if two results differ: a RaceError if the build "races" finds a race, else an OrderError."""
+        """Raise an error if the results of two runs differ: a RaceError if the build "races" finds a race.
+
+        Otherwise raise an OrderError, which names the runs by their seeds and builds.
+        """
         for name, one, two in zip(self._kernel.output_names, first[1], other[1], strict=True):
             statistics = self._kernel.statistics
             at = difference(one, two, nearly=bool(statistics and statistics.tensor_operations))
@@ -224,7 +228,7 @@ class CheckedKernel:
                     break  # "races" finds another mistake than a race; report the difference of results
             place = f"{name}[{', '.join(map(str, at))}]"
             raise OrderError(
-                f"kernel '{self.name}': {place} is {one[at].item()} with seed {first[0]}, {two[at].item()} with seed "
+                f"kernel '{self.name}': {place} is {one[at].item()} with {first[0]}, {two[at].item()} with "
                 f"{other[0]}\n  the result depends on the order of threads\n{self._writer(given, name, one, at)}"
                 "  write each element from one thread, put a barrier between threads that share memory, and initialise "
                 "the memory to which atomics add"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from kernels.emulator import LaunchError, MemoryFaultError, OrderError, RaceError, emulate, metal_kernel, unavailable
+from kernels.emulator import intercept
 from kernels.emulator.intercept import difference
 from kernels.launch import unavailable as executor_unavailable
 
@@ -161,6 +162,16 @@ def test_results_that_depend_on_the_order_are_found_with_their_lines():
         twice(X[:32], body=counted)
     with emulate(seeds=[0]):
         assert np.array_equal(np.array(twice(X[:32], body=counted)), np.arange(32))
+
+
+def test_results_that_depend_on_the_build_are_reported_with_the_build(monkeypatch: pytest.MonkeyPatch):
+    found = {"spaces": 1.0, "undefined": 2.0}
+    monkeypatch.setattr(intercept.CheckedKernel, "_run", lambda self, given, build, seed: [mx.array([found[build]])])
+    with (
+        emulate(builds=list(found), seeds=[0]),
+        pytest.raises(OrderError, match=r"y\[0\] is 1.0 with seed 0, 2.0 with seed 0 of build 'undefined'"),
+    ):
+        twice(X)
 
 
 @pytest.mark.parametrize(
