@@ -874,10 +874,11 @@ def _opened(
     identify: Callable[[Path], Mapping[str, str]],
 ) -> None:
     """Open a folder, in the writing thread, unless the `PrefixFolder` is garbage-collected meanwhile."""
-    given = folder()
-    path = Path() if given is None else given.path
-    del given
     try:
+        if (given := folder()) is None:
+            return
+        path = given.path
+        del given
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         private = path / DIGESTS
         private.mkdir(mode=0o700, exist_ok=True)
