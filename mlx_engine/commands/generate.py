@@ -92,13 +92,13 @@ class PromptOptions:
     prompt_cache: Path | None = option(
         None,
         "Reuse the keys and values in this file, up to the first token that differs from the prompt. At the end, "
-        "write those of the prompt and the generated text to the file.",
+        "write the keys and values of the prompt and the generated text to the file.",
         metavar="FILE",
         is_rare=True,
     )
 
     def check(self) -> None:
-        """Raise OptionError if options exclude each other, --chat is missing, or --system is not UTF-8."""
+        """Raise OptionError if options exclude each other or lack --chat, or if --system is not UTF-8."""
         if self.prompt is not None and self.prompt_option is not None:
             message = "give the prompt either as an argument or with --prompt"
             raise OptionError(message, option="--prompt", found=self.prompt_option)
@@ -150,8 +150,8 @@ class PromptOptions:
     def read(self, *, is_example: bool) -> list[str]:
         """Return the prompt, or the non-blank lines of the batch file.
 
-        Without either, return the text on stdin (see `piped`), or the example prompt if there is none. Texts of files
-        and of stdin are returned without byte order mark and last line end.
+        Without prompt and batch file, return the text on stdin or, if stdin has no text, the example prompt. Texts of
+        files and of stdin are returned without byte order mark and last line end. `is_example` is described in `piped`.
 
         Raises:
             OptionError: there is a prompt besides --prompt-file, the batch has no prompt, or a text is not UTF-8.
@@ -176,12 +176,15 @@ class PromptOptions:
         return lines
 
     def hints(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
-        """Return a hint at --chat if a prompt seems to be a chat message and the model has a chat template."""
+        """Return a hint to use --chat if a prompt seems to be a chat message and the model has a chat template."""
         could = not self.chat and tokenizer.chat_template is not None
         return [HAS_TEMPLATE] if could and any(text.rstrip().endswith(ENDS) for text in texts) else []
 
     def for_model(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
-        """Return the texts; with --chat, as messages. Without a chat template, put the system message before each."""
+        """Return the texts; with --chat, each as a message for the chat template.
+
+        With --chat, if the model has no chat template, return each text with the system message before it.
+        """
         if not self.chat:
             return list(texts)
         from mlx_engine.tokenizer.chat_prompt import ChatPrompt, thinking
@@ -208,7 +211,7 @@ class OutputOptions:
     json: bool = option(False, "Print one JSON object per prompt instead of text.")
 
     def check(self) -> None:
-        """Raise OptionError if --verbose and --quiet are given."""
+        """Raise OptionError if both --verbose and --quiet are given."""
         if self.quiet and self.verbose:
             raise OptionError("--verbose cannot be combined with --quiet", option="--verbose")
 
@@ -307,7 +310,7 @@ def print_runs(
     texts: Sequence[str], runs: Sequence[Stream], engine: Engine, requested: str, prompts: PromptOptions,
     output: OutputOptions,
 ) -> int:  # fmt: skip
-    """Print all runs in order; return how many of a batch have failed."""
+    """Print all runs in order, and return how many have failed. Without --batch-file, raise the error of the run."""
     from mlx_engine.loop.stream import RUN_ERRORS
 
     shown = texts if not (prompts.chat or output.no_echo) else [""] * len(texts)
@@ -325,7 +328,7 @@ def print_runs(
 
 
 def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested: str, output: OutputOptions) -> None:
-    """Print a run: the label, the prompt and the text as it is generated; with --json one object when it has ended."""
+    """Print the label, the prompt, and a run's text while it is generated; with --json, print one object at its end."""
     with progress_bar("reading the prompt", quiet=output.is_silent) as stream.progress:
         first = next(stream, "")
     if not output.json:
@@ -355,7 +358,7 @@ def print_failure(label: str, error: RunError, stream: Stream, engine: Engine, r
 
 
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
-    """Return the run as one JSON object; "stop" or "error" is the stop string, stop token or error that ended it."""
+    """Return the run as a JSON object: "stop" is the stop string or token id that ended it, "error" is its error."""
     from mlx_engine.backends import types_of
     from mlx_engine.loop.speculation import speculation_of
 
@@ -416,8 +419,8 @@ def without_line_end(text: str) -> str:
 def piped(*, is_example: bool) -> str:
     """Return all of stdin if it is a pipe or a file; an empty text if it is a terminal, or closed.
 
-    If a pipe has no data for `PATIENCE` seconds, return an empty text with `is_example`; else print a line and wait.
-    Raise OptionError if the text is not UTF-8.
+    If stdin has no data for `PATIENCE` seconds, print a line and wait; but if `is_example` is true (the model is the
+    built-in one), return an empty text. Raise OptionError if the text is not UTF-8.
     """
     if sys.stdin is None or sys.stdin.isatty():
         return ""
@@ -434,13 +437,13 @@ def _is_silent(seconds: float) -> bool:
         with selectors.DefaultSelector() as pipes:
             pipes.register(sys.stdin, selectors.EVENT_READ)
             return not pipes.select(seconds)
-    # stdin is a file or has no file descriptor; on Windows only sockets can be waited for.
+    # stdin cannot be waited for: it is a file, has no file descriptor, or is not a socket on Windows.
     except (OSError, ValueError):
         return False
 
 
 def requests_for(makes: RequestBuilder, prompts: Sequence[Prompt], options: Options) -> list[Request]:
-    """Return a request for each prompt; raise EngineError if one is empty, too long, or rejected by the template."""
+    """Return a request per prompt; raise EngineError if a prompt is empty, too long, or rejected by the template."""
     requests = []
     for i, prompt in enumerate(prompts, start=1):
         try:
@@ -453,7 +456,7 @@ def requests_for(makes: RequestBuilder, prompts: Sequence[Prompt], options: Opti
 
 
 def longest_of(requests: Sequence[Request]) -> int:
-    """Return the most tokens that the KV cache may hold: the sum of the `BATCH_SLOTS` longest requests."""
+    """Return the most tokens that the KV cache may hold: the total of the `BATCH_SLOTS` longest requests."""
     from mlx_engine.engine import BATCH_SLOTS
 
     return sum(sorted((request.longest for request in requests), reverse=True)[:BATCH_SLOTS])
@@ -481,7 +484,11 @@ def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
 
 
 def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: int | None) -> list[str]:
-    """Return the lines about the tokenizer and the KV cache, for the longest run and for `context_len` if given."""
+    """Return the lines about the tokenizer and the KV cache.
+
+    Without `context_len`, the line "KV cache" has the size for the longest run. With `context_len`, it has the size for
+    this number of tokens, and the line "Reserved" has the size for the longest run.
+    """
     kind = f"{engine.tokenizer.vocab_size:,} tokens ({engine.tokenizer.kind}, {Path(engine.tokenizer.where).name})"
     if not kv:
         return [f"Tokenizer: {kind}", "KV cache: none"]
@@ -496,7 +503,7 @@ def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: i
 
 
 def kv_cache(size: CacheSize) -> str:
-    """Return the line about the KV cache: bytes and shape, bytes of states, and bytes that attention windows save."""
+    """Return the line about the KV cache: bytes, shape, bytes of recurrent states, bytes that windows save."""
     from mlx_engine.cache.pool import kv_layers, state_of
 
     layers = kv_layers(size.layers)
@@ -562,9 +569,9 @@ def _short(n: int) -> str:
 
 
 def logprob_row(token: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, object]:
-    """Return a token as a JSON object: id, text, logprob, and the same of the most likely tokens under "top".
+    """Return a token as a JSON object: id, text, logprob, and "top", a list of the most likely tokens in this form.
 
-    Under a constraint, "allowed" is the sum of the probabilities of the tokens that it allowed.
+    If the run has a constraint, "allowed" is the sum of the probabilities of the tokens that the constraint allows.
     """
     top = {"top": [_entry(i, p, tokenizer) for i, p in token.top]}
     allowed = {} if token.allowed is None else {"allowed": token.allowed}

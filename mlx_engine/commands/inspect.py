@@ -39,7 +39,7 @@ class ShowOptions:
     )
     experts_memory: str | None = option(
         None,
-        "Print how much a token reads from the file if at most SIZE of experts, such as 8GiB, is in memory.",
+        "Print how much a token reads from the file if experts take at most SIZE of memory, such as 8GiB.",
         metavar="SIZE",
         unset="the free memory",
     )
@@ -148,7 +148,7 @@ TITLES = {
 
 
 def print_all(listing: Listing, run: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print header, model sizes, the result of `run_facts` (`run`), metadata, tensors, and totals by type."""
+    """Print the header, the model's sizes, `run` (the result of `run_facts`), metadata, tensors and totals by type."""
     from mlx_engine.checkpoint.listing import summary
 
     sizes, totals = summary(listing), listing.totals()
@@ -226,7 +226,7 @@ def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
 
 
 def run_facts(path: Path, backend: str, context: int | None, experts_memory: int | None = None) -> dict[str, Any]:
-    """Return whether the model can be loaded (`supported`); if so, its memory and decode speed, else the `reason`."""
+    """Return whether the model can be loaded (`supported`). If it can, add its memory and speed, else the `reason`."""
     from mlx_engine.bench.outlook import machine_bandwidth, outlook
     from mlx_engine.machine.memory import usable_cores
 
@@ -264,7 +264,7 @@ def run_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def print_several(found: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
-    """Print a line per model with its `run_facts`, and whether all supported models fit into memory together."""
+    """Print whether each model runs here, its memory, and whether all supported models fit into memory together."""
     models = [facts for facts in found.values() if facts["supported"]]
     needed = sum(facts["weights_bytes"] + facts["kv_bytes"] for facts in models)
     available = min((facts["available_bytes"] for facts in models), default=0)
@@ -276,7 +276,7 @@ def print_several(found: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> N
     cells = [(plain(name), *(text for _, text in run_rows(facts)[:2])) for name, facts in found.items()]
     print("\n".join(columns([(*row, "")[:3] for row in cells], "<<<")))
     if models:
-        what = "`serve` keeps all of them" if fits else "`serve` unloads one if another one needs its memory"
+        what = "`serve` keeps all of them" if fits else "`serve` unloads a model if another one needs its memory"
         print(f"together: {size(needed)} of {size(available)} available; {what}")
 
 
@@ -319,14 +319,14 @@ def tensor_values(listing: Listing, row: TensorRow, *, stats: bool, head: int | 
 
 
 def number(value: float | None) -> str:
-    """Format a count, a statistic or a weight, with the digits of a float32."""
+    """Format a count in full, a float with 7 digits, and None as a dash."""
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:.7g}"
 
 
 def tensor_lines(rows: Sequence[TensorRow], indent: str = "") -> list[str]:
-    """Format name, shape, type and bytes in aligned columns."""
+    """Format each tensor's name, shape, type and bytes as a line, in aligned columns."""
     cells = []
     for row in rows:
         shape = " x ".join(map(str, row.shape)) or "scalar"

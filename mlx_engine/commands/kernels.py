@@ -99,7 +99,7 @@ def check(
     executor: Executor = None,
     seeds: int = option(2, "Number of thread orders to try; on a GPU, number of runs.", least=2),
     races: bool = option(
-        True, "Also run each shape or call once more to find data races.", flags=("--races/--no-races",)
+        True, "Also run each shape (with FILE, each call) once more to find data races.", flags=("--races/--no-races",)
     ),
     lanes: str = option(
         "active",
@@ -149,7 +149,7 @@ def as_row(verdict: Verdict) -> dict[str, Any]:
 
 
 def print_verdicts(every: list[Entry], verdicts: list[Verdict]) -> None:
-    """Print a table of verdicts, then the details of every failure."""
+    """Print a table of verdicts, then the details of every verdict that failed or has notes."""
     rows = [("kernel", "shapes", "runs", "worst", "bound", "in units of", "seconds", "")]
     for entry, verdict in zip(every, verdicts, strict=True):
         outcome = "ok" if verdict.passed else f"{len(verdict.failures)} shapes WRONG"
@@ -242,11 +242,11 @@ def chosen(names: list[str] | None) -> list[Entry]:
 
 
 def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
-    """Return the given executor, or if none is given, the first that this machine has.
+    """Return the given executor; if it is None, return the first executor that this machine has.
 
     Raises:
-        OptionError: the name is unknown, the executor is unavailable, or with `only_gpu` no executor is given and this
-            machine has only the emulator.
+        OptionError: the name is unknown, the executor is unavailable, the machine has no executor, or it has only the
+            emulator, `only_gpu` is true and `given` is None.
     """
     from mlx_engine.kernels.launch import EXECUTORS, executors
 
@@ -275,7 +275,7 @@ def check_kernel_file(
     With `json`, the stdout of the checked program is redirected to stderr.
 
     Raises:
-        OptionError: there is no such file, --lanes has an unknown value, or there is no compiler.
+        OptionError: a file does not exist, --lanes has an unknown value, or the emulator does not run here.
     """
     from mlx_engine.kernels.emulator import unavailable
     from mlx_engine.kernels.emulator.kernel import LANES

@@ -29,7 +29,7 @@ from mlx_engine.weights.model import Architecture, architectures_of
 @takes_groups
 def models(
     keys: str | None = option(
-        None, "Print the keys of architecture NAME's settings in config.json and GGUF.", metavar="NAME"
+        None, "Print the keys of an architecture's settings, in config.json and in GGUF.", metavar="NAME"
     ),
     json: bool = option(False, "Print one JSON object."),
 ) -> None:
@@ -57,7 +57,7 @@ def models(
 
 
 def types_by_backend() -> dict[str, dict[str, bool]]:
-    """Return for each readable type whether each backend of this machine multiplies it as it is stored."""
+    """Return, by type and then by backend of this machine, whether the backend multiplies the type as it is stored."""
     from mlx_engine.backends import backend_names, create_backend, unavailable
     from mlx_engine.quant import readable_types
     from mlx_engine.weights.outline import stored_types
@@ -82,8 +82,8 @@ def print_keys(keys: Keys) -> None:
             print(f"\nchecked in {title}, because only some values are implemented: {', '.join(checked)}")
 
 
-# The made-up value of a field that was not read from a `Recorder` (see `_Known`). A recorder returns STAND_IN + 2 n for
-# its n-th key: these values are even and differ.
+# The made-up value of a field that was not read from a `Recorder` (see `_Known`). If the n-th key that is read from a
+# recorder has no default, the recorder returns STAND_IN + 2 n. So all values are even, and those of two keys differ.
 STAND_IN = 8
 
 
@@ -110,7 +110,8 @@ class FieldKeys:
 class Keys:
     """The keys of an architecture's settings.
 
-    `checked_hf` and `checked_gguf` are keys that are only checked, because some of their values are not implemented.
+    `checked_hf` and `checked_gguf` are keys that no field is read from. Their values are checked, because only some
+    values are implemented.
     """
 
     architecture: Entry
@@ -152,13 +153,13 @@ def _files() -> Iterator[tuple[Entry, Architecture]]:
 
 
 def _asked(config: Any, naming: Naming) -> dict[str, tuple[str, ...]]:
-    """Return the keys that each field of a config class reads, by the name of the field."""
+    """Map the name of each field of a config class to the keys that the field is read from."""
     known = _Known()
     return {f.name: _read(f, naming, known) for f in fields(config)}
 
 
 def _read(config_field: Any, naming: Naming, known: _Known) -> tuple[str, ...]:
-    """Return the keys that a field reads; add its made-up value to `known`, which the next fields may use."""
+    """Return the keys that a field is read from. If it was read from a `Recorder`, add its value to `known`."""
     setting = config_field.metadata[SETTING]
     if hasattr(setting, naming) and hasattr(setting, "kind"):  # a single key
         where = getattr(setting, naming)
@@ -172,31 +173,31 @@ def _read(config_field: Any, naming: Naming, known: _Known) -> tuple[str, ...]:
 
 
 class _Known(SimpleNamespace):
-    """The fields before the current one. Fields with a single key, and fields that could not be read, have STAND_IN."""
+    """The values of the fields that were read from a `Recorder`; STAND_IN for every other field."""
 
     def __getattr__(self, name: str) -> int:
         return STAND_IN
 
 
 class Recorder(Settings):
-    """Settings that record which keys are read, and return the default, or else a made-up value."""
+    """Settings that record which keys are read. They return the default or, without one, a made-up value."""
 
     def __init__(self, prefix: str = "", keys: list[str] | None = None) -> None:
         super().__init__({}, where="the catalogue of models")
         self._prefix, self.keys = prefix, [] if keys is None else keys
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
-        """Return the default, or False."""
+        """Return the default or, without one, False."""
         value = self._get(key, default)
         return value is True
 
     def whole_or_none(self, key: str, default: Any = REQUIRED) -> int | None:
-        """Return the default, or None."""
+        """Return the default or, without one, None."""
         value = self._get(key, default)
         return None if default is REQUIRED else value  # type: ignore[return-value]
 
     def choice(self, key: str, default: str, *others: str) -> str:
-        """Return the last choice: it has the most settings of its own, which are then recorded, too."""
+        """Return the last choice: it reads the most further settings, so the keys of these are recorded, too."""
         self._get(key, default)
         return others[-1] if others else default
 

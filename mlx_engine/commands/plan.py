@@ -1,7 +1,7 @@
 """The command `plan`: estimate memory, link traffic and speed of a model that several machines share.
 
-The model is not run, and the machines need not exist: options describe them. If no option gives the memory bandwidth or
-the rate of products, this machine's is measured.
+The model is not run, and the machines need not exist: options describe them. If --bandwidth or --compute is not given,
+the memory bandwidth or the rate of products of this machine is measured and used for all machines.
 """
 
 from __future__ import annotations
@@ -131,7 +131,10 @@ class WorkOptions:
     )
 
     def asked(self, longest: int, n_ranks: int) -> Asked:
-        """Return the workload; raise OptionError if it exceeds the model's context of `longest` tokens."""
+        """Return the workload; raise OptionError if --context exceeds `longest`, or --prompt exceeds the context.
+
+        `longest` is the model's context in tokens.
+        """
         from mlx_engine.bench.outlook import USUAL_CONTEXT
         from mlx_engine.cache.pool import LONGEST_PASS as CHUNK
         from mlx_engine.distributed.plan import Asked
@@ -186,8 +189,8 @@ def plan(
 ) -> None:
     """Estimate the placement of layers on several machines, link traffic and tokens/s.
 
-    The model is not run or downloaded, and no weights are read. MODEL may also be a config.json, or a folder that has
-    only that. Exit code 1: the model does not fit.
+    The model is not run or downloaded, and no weights are read. MODEL may also be a config.json, or a folder with
+    only a config.json. Exit code 1: the model does not fit.
     """
     kind = shard_of(shard)
     if split is not None and shard != "pipeline":
@@ -413,7 +416,7 @@ def memories_of(option: str, text: str) -> list[int]:
     return found
 
 
-# The three functions below raise OptionError if the text is not such a rate, or is 0.
+# The next three functions raise OptionError if the text is not a rate with the right unit, or the rate is 0.
 
 
 def bits_of(option: str, text: str) -> float:

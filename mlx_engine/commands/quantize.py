@@ -29,9 +29,9 @@ def quantize(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write; for mlx-* a new folder.")],
     to: str = option(
         "q8_0",
-        "Type of the matrices. In a GGUF file: q8_0, q4_0, q4_1, f16 or bf16; or q4_K_M, q5_K_M or q6_K, mixed as by "
-        "llama.cpp. In a folder that mlx-lm loads: mlx-Nbit with 2, 3, 4, 5, 6 or 8 for N; mlx-mxfp4, mlx-mxfp8 or "
-        "mlx-nvfp4.",
+        "Type of the matrices. In a GGUF file: q8_0, q4_0, q4_1, f16 or bf16; or llama.cpp's mixtures of types q4_K_M, "
+        "q5_K_M or q6_K. In a folder that mlx-lm loads: mlx-Nbit with 2, 3, 4, 5, 6 or 8 for N; mlx-mxfp4, mlx-mxfp8 "
+        "or mlx-nvfp4.",
     ),
     quant_min_dim: Annotated[
         str, typer.Option("--min-dim", metavar="auto|N", help="Do not quantise matrices whose longer side is below N.")
@@ -91,7 +91,8 @@ def quantize(
 def table(lines: list[Line]) -> str:
     """Format a table by layer type: types, bytes before and after, their ratio, and the errors.
 
-    The relative error is the RMSE of the converted weights, divided by the root mean square of these weights.
+    The column "relative" is the RMSE of the converted weights, divided by their root mean square before the conversion.
+    The column "RMSE" also counts weights that are not converted.
     """
     from mlx_engine.convert.requantize import total
 

@@ -27,7 +27,7 @@ class Journal(NamedTuple):
     Attributes:
         entries: the requests of one model that have generated tokens, with the numbers of their lines.
         n_empty: how many requests ended before their first token.
-        n_bad: how many lines are damaged, or of another model, or of the same model with other options of `load`.
+        n_bad: how many lines are damaged, have another model, or have the same model with other options of `load`.
     """
 
     entries: list[Numbered]
@@ -72,7 +72,7 @@ def replay(
 
 
 def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, ModelId, str]:
-    """Return the first `limit` requests of a journal, their model, and its source; report the lines left out.
+    """Return the first `limit` requests of a journal, their model, and its source; print errors about unusable lines.
 
     Raises:
         EngineError: the journal or the model cannot be read, or no request is for the model.
@@ -114,7 +114,7 @@ def numbers_of(found: Sequence[Numbered], kept: Sequence[Numbered]) -> str:
 
 
 def check(engine: Engine, file: Path, entries: Sequence[Numbered], slots: int) -> int:
-    """Run requests, `slots` answers at a time. Print how many agree and how others differ; return how many differ."""
+    """Run requests, `slots` answers at a time. Print how many agree, and each difference; return how many differ."""
     from mlx_engine.serve.journal import replay
 
     wrong = []

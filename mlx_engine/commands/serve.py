@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 GARBAGE_THRESHOLD = (700, 10, 10)
 
 NO_PREFIXES = PrefixOptions()
-# The addresses that mean all networks, each with the address by which clients on this machine reach the server.
+# Maps each address that means all networks to the address by which clients on this machine reach the server.
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -85,7 +85,7 @@ class AddressOptions:
         "times.",
         metavar="NAME[=MODEL]",
     )
-    any_model: bool = option(False, "Answer requests for every other model name, too, with the first model.")
+    any_model: bool = option(False, "Answer requests for unknown model names with the first model.")
 
     def check(self) -> None:
         """Raise OptionError if the key is empty or cannot be sent in a header, or a host is invalid."""
@@ -116,7 +116,7 @@ class AddressOptions:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def page(self, url: str) -> str:
-        """Return the line about the chat page; `url` is the server's address on this machine."""
+        """Return the line that says where the chat page is; `url` is the server's address on this machine."""
         others = " (elsewhere, with this machine's name or address)" if self.host in EVERYWHERE else ""
         return f"Chat in a browser: {url}/{others}{' (the page asks for the key)' if self.api_key is not None else ''}"
 
@@ -241,10 +241,10 @@ class ModelsOptions:
         return specs_of(self.model or ["builtin"], AddressOptions())[0].source
 
     def found(self) -> list[ModelSpec]:
-        """Return the models that --models-dir has now, by name.
+        """Return the models that --models-dir has now, sorted by name.
 
-        A model is a GGUF file, the first part of a split one, or a folder with config.json; its name is its path in
-        --models-dir, without .gguf. Files whose names begin with mmproj are left out.
+        A model is a GGUF file, the first part of a split GGUF file, or a folder with config.json. Its name is its path
+        in --models-dir, without .gguf. Files whose names begin with mmproj are left out.
         """
         if self.models_dir is None:
             return []
@@ -270,7 +270,7 @@ class ModelSpec:
 
 
 def specs_of(given: Sequence[str], address: AddressOptions, found: Sequence[ModelSpec] = ()) -> list[ModelSpec]:
-    """Return the models of a server: those `given` with --model, then those `found` in --models-dir and not given.
+    """Return the models of a server: those `given` with --model, then the further models `found` in --models-dir.
 
     A value of --model is SOURCE or NAME=SOURCE. A path that exists is a source, even if it contains `=`.
 
@@ -388,9 +388,10 @@ class Loading:
     warnings: Sequence[str] = ()
 
     def open(self, source: str) -> OpenedModel:
-        """Check the files of a model, with the tokenizer and, with --suggested, the sampling. Called in a thread.
+        """Check a model's files, make its tokenizer and, with --suggested, check the suggested sampling.
 
-        So errors are reported before the weights are loaded, and the first request does not wait for the tokenizer.
+        This is done before the weights are loaded, so that errors are reported early, and the first request does not
+        wait for the tokenizer. Called in a thread.
         """
         from mlx_engine.commands.options.suggested import checked
         from mlx_engine.engine import open_source
@@ -440,7 +441,7 @@ class OpenedModel:
 
     @property
     def need(self) -> Need:
-        """The least memory that the model needs: its weights, and --kv-memory or keys and values of LEAST_TOKENS."""
+        """The least memory that the model needs: weights, and keys and values (--kv-memory, or for LEAST_TOKENS)."""
         from mlx_engine.cache.pool import pool_nbytes
         from mlx_engine.weights.outline import need_of, outlined
 
@@ -462,7 +463,7 @@ class OpenedModel:
         from mlx_engine.loop.memory import SPARE_SHARE
 
         # Without --kv-memory, keys and values get at most SPARE_SHARE of the memory that is free after loading. If not
-        # all experts fit, they must leave enough memory for keys and values of LEAST_TOKENS to fit into this share.
+        # all experts fit, the loaded experts leave `spare` bytes free: the share then holds LEAST_TOKENS tokens.
         kv, has_experts = self.loading.capacity.kv_bytes, bool(getattr(self.opened.config, "n_experts", 0))
         self.opened.check_memory(kv=kv, spare=int(self.need.kv / SPARE_SHARE) if kv is None and has_experts else 0)
         with progress_bar("loading") as progress:
@@ -495,8 +496,10 @@ def kv_memory(engine: Engine, capacity: CapacityOptions, room: int | None = None
     """Return the bytes for keys and values; None lets the engine choose.
 
     With --kv-memory, return its size. With a single model and without --context-len, return None. Otherwise return the
-    default of the engine, but at most the bytes of a full context (--context-len, or the model's) in every slot. With
-    several models, also return at most SPARE_SHARE of `room` or the bytes of LEAST_TOKENS, whichever is more.
+    default of the engine, but at most the bytes of a full context (--context-len, or the model's) in every slot.
+
+    With several models, `room` is the bytes that the other models leave. Then also return at most SPARE_SHARE of `room`
+    or the bytes of LEAST_TOKENS, whichever is more.
     """
     from mlx_engine.cache.pool import pool_nbytes
     from mlx_engine.loop.memory import SPARE_SHARE, spare_bytes
@@ -553,7 +556,7 @@ def answer_requests(
 
 
 def served_models(models: ModelsOptions, loading: Loading, address: AddressOptions, host: str) -> Models:
-    """Return the models of a server, none of which is loaded; `host` is the server's IP address."""
+    """Return the models of a server without loading them; `host` is the server's IP address."""
     from mlx_engine.serve.limits import Turns
     from mlx_engine.serve.registry import Models, ServedModel
     from mlx_engine.serve.worker import Cores, Worker
@@ -648,17 +651,18 @@ def suggestions(engine: Engine) -> tuple[Mapping[str, Any], list[str]]:
 
 
 def collect_garbage_again() -> None:
-    """Restore frequent garbage collection, which `commands.main` has made rare, but freeze all objects that exist now.
+    """Restore frequent garbage collection, which `commands.main` has made rare, and freeze all objects that exist now.
 
     An exception and its traceback refer to each other, so only a collection frees them: with the threshold of
-    `commands.main`, 10,000 requests took 110 MiB. Scanning the model and the tokenizer would take time.
+    `commands.main`, 10,000 requests took 110 MiB. Collections skip frozen objects, such as the model and the tokenizer,
+    which would take time to scan.
     """
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLD)
 
 
 def served_name(source: str) -> str:
-    """Return the name of a model in the API: its source; if this is a path, only the file name without .gguf."""
+    """Return the name of a model in the API: its source or, if the source is a path, the file name without .gguf."""
     path = Path(source)
     if not path.exists():
         from mlx_engine.checkpoint.sources import hub_name

@@ -397,7 +397,7 @@ def test_several_models_have_a_line_each_and_a_sum(monkeypatch, tmp_path):
     (tmp_path / "vocab.safetensors").touch()
     *lines, last = run("-m", MICRO, "-m", HF_FOLDER, "-m", tmp_path / "vocab.safetensors").stdout.splitlines()
     assert " no: a file of tensors without" in lines[2]
-    assert last.endswith("`serve` unloads one if another one needs its memory")
+    assert last.endswith("`serve` unloads a model if another one needs its memory")
     assert run("-m", MICRO, "-m", HF_FOLDER, "--verify").exit_code == 2
 
 

@@ -99,8 +99,8 @@ def test_generate_samples_as_suggested_only_if_asked_to(hot):
     assert greedy.out == cli("generate", "--model", MODEL, "--backend", "simd", "-n", 8, "Hi").out
     offers = [line for line in greedy.err.splitlines() if "--suggested" in line]
     assert offers == [
-        "hint: hot.gguf suggests temperature 1.5, top_k None, min_p 0.01; --suggested samples so, --no-suggested omits "
-        "this line"
+        "hint: hot.gguf suggests temperature 1.5, top_k None, min_p 0.01; --suggested uses these values, "
+        "--no-suggested omits this line"
     ]
     asked = ("-n", 8, "--seed", 3, "Hi")
     as_suggested = cli("generate", "--model", hot, "--backend", "simd", "--suggested", *asked)

@@ -59,8 +59,8 @@ class ConstraintOptions:
 def _text(given: str, flag: str) -> str:
     """Return the text of a schema or a grammar: `given` itself, or the contents of the file `given`.
 
-    `given` is a schema if it begins with a brace or a bracket, a grammar if it has several lines or begins with a rule,
-    and otherwise the path of a file.
+    `given` is the text itself if it is empty, begins with a brace or a bracket (a schema), has several lines, or begins
+    with a rule (a grammar). Otherwise it is the path of a file.
     """
     is_text = not given or given.lstrip().startswith(("{", "[")) or "\n" in given or RULE.match(given)
     return given if is_text else read_text(None, Path(given), flag)

@@ -85,7 +85,7 @@ def parameters_of(group: Any, *, is_rare: bool = False) -> list[inspect.Paramete
 
 
 def _named(hint: Any, title: str | None = None) -> Any:
-    """Return the annotation of an option. Add a placeholder for its value and the title of its panel if missing."""
+    """Return the annotation of an option. If the value's placeholder or the panel's title is missing, add it."""
     for info in getattr(hint, "__metadata__", ()):
         if isinstance(info, typer.models.ParameterInfo):
             info.rich_help_panel = info.rich_help_panel or title
@@ -96,7 +96,7 @@ def _named(hint: Any, title: str | None = None) -> Any:
 
 
 def _hinted(group: Any) -> Iterator[tuple[Field[Any], Any]]:
-    """Yield the fields of a group that are options with a flag or nested groups, with their annotations for typer."""
+    """Yield the nested groups of a group, and its options that have a flag: the field and its annotation for typer."""
     hints = get_type_hints(group, include_extras=True)
     for f in fields(group):
         about = f.metadata.get("about")
@@ -112,7 +112,8 @@ def _annotation(name: str, hint: Any, about: About) -> Any:
     known = [flag for names in flags for flag in names.split("/")]
     flags = (*flags, *(flag for flag in dict.fromkeys(others) if flag not in known))
     shown: Any = about.unset or True
-    # If the option has a kind, the class that declares it checks the bounds, with one message for Python and typer.
+    # If `About.kind` is set, the class that declares the option checks its bounds, so that Python and the command line
+    # have the same error message.
     bounds: dict[str, Any] = {"min": about.least, "max": about.most} if about.kind is None else {}
     option = typer.Option(*flags, help=about.help, metavar=about.metavar, show_default=shown, **bounds)
     kind = list[str] | None if get_origin(hint) is tuple else hint
@@ -132,7 +133,7 @@ def _made(group: Any, given: dict[str, Any]) -> Any:
 
 
 def flags_given(*groups: Any) -> dict[str, str]:
-    """Return the flag of every option that is not at its default, by field name: `{"depth": "-d"}`."""
+    """Map the field name of each option that is not at its default to the option's flag: `{"depth": "-d"}`."""
     found = {}
     for group in groups:
         for f, hint in _hinted(type(group)):

@@ -13,7 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from mlx_engine.commands.console import is_plain
 
-# The greatest widths, in characters, of a panel and of its column of flags. A longer flag has a line of its own.
+# The greatest widths, in characters, of a panel and of its column of flags. After a longer flag, the text begins on
+# the next line.
 MOST_COLUMNS, MOST_FLAGS = 100, 28
 
 HELP_ALL = "help_all"
@@ -53,7 +54,7 @@ class Group(TyperGroup):
     summaries: ClassVar[dict[str, str]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Print the help if no command is given; typer would not, because it expects `format_help` to print."""
+        """Print the help if no command is given. Typer does not: it assumes that `format_help` has printed the help."""
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             ctx.exit(2)

@@ -1,6 +1,6 @@
 """Options shared by several commands: model, backend, weights. The options of a run are in `mlx_engine.options`.
 
-Options of one subject are one class (see `groups`); single options are type aliases.
+Options of one subject are the fields of a class (see `groups`). Each type alias is a single option.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # The default of --prefix-disk.
 DISK = "20GiB"
-# The title of a panel in help: the first sentence of `LoadOptions` and `ComputeOptions`.
+# The title of a panel in help. The docstrings of `LoadOptions` and `ComputeOptions` begin with the same title.
 MODEL_PANEL = "Model and backend"
 
 Model: TypeAlias = Annotated[
@@ -108,7 +108,7 @@ def one_adapter(paths: Sequence[str] | None) -> Sequence[str]:
     return paths or ()
 
 
-SUGGESTED = "Take sampling options that are not given from the model's files."
+SUGGESTED = "If a sampling option is not given, take its value from the model's files."
 
 
 def _keep_no_shape(context: typer.Context, wanted: bool) -> bool:
@@ -188,7 +188,7 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class ComputeOptions(LoadOptions):
-    """Model and backend. `LoadOptions`, compiled kernels or NumPy, and limits of memory."""
+    """Model and backend. Adds to `LoadOptions` the choice of compiled kernels or NumPy, and limits of memory."""
 
     no_jit: bool = option(False, "Use plain NumPy instead of compiled kernels.", is_rare=True)
     allow_too_large: bool = option(False, "Load a model that needs more memory than is free.", is_rare=True)
@@ -222,7 +222,7 @@ class ComputeOptions(LoadOptions):
 
 
 def choose_backend(requested: str, *, strict: bool) -> str:
-    """Return the requested backend, or "auto" with a notice if it is unavailable on this machine.
+    """Return the requested backend. If it is unavailable on this machine, print a notice and return "auto".
 
     Raises:
         BackendUnavailableError: no backend has this name, or it is unavailable and `strict` is set.

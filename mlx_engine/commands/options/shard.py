@@ -75,14 +75,14 @@ class ShardOptions:
 
 
 def described(error: BaseException) -> str:
-    """Return an error as one line; if it is a bug, with its type."""
+    """Return an error as one line. If it is neither an EngineError nor a MemoryError, begin with its type."""
     if isinstance(error, MemoryError):
         error = out_of_memory("memory", error)
     return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
 
 
 def lacks_rank(error: BaseException) -> bool:
-    """Return whether an error is a lack of memory or a bug: its message does not name the rank."""
+    """Return whether the message of an error names no rank: the error is a lack of memory or a bug."""
     if isinstance(error, OSError) and error.errno is not None:  # the error concerns a file or stdout
         return False
     return isinstance(error, MemoryError) or not isinstance(
@@ -102,7 +102,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def follow(source: str, backend: str, shard: Shard, options: Mapping[str, Any]) -> None:
-    """Run this rank's part of the passes of rank 0, without output. The options are those of `load`."""
+    """Run this rank's part of every pass that rank 0 starts, without output. `options` are those of `open_source`."""
     from mlx_engine.engine import open_source
 
     open_source(source, backend, shard=shard, **options).follow()

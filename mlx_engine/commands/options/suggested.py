@@ -26,10 +26,10 @@ IDLE_IF_GREEDY = tuple(f.name for f, about in declared(Sampling) if about.needs_
 
 GENERATION_CONFIG = "generation_config.json"
 
-# The names of options by their keys. The keys in generation_config.json are the names.
+# Maps each key of a GGUF file to the name of an option. In generation_config.json, the keys are the names.
 GGUF_KEYS = {f"general.sampling.{about.gguf}": f.name for f, about in declared() if about.gguf is not None}
 HF_KEYS = {name: name for name in GGUF_KEYS.values()}
-# For each setting that is not implemented and changes the choice of tokens: the values that switch the setting off.
+# Maps each setting that changes the choice of tokens but is not implemented to the values that switch it off.
 UNUSED: dict[str, tuple[object, ...]] = {
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
@@ -97,7 +97,7 @@ def offered(invocation: typer.Context, opened: CheckedCheckpoint) -> list[str]:
     if _is_given(invocation, "temperature") or Sampling(**suggested.values) == Sampling():
         return []
     name, values = Path(suggested.where).name, named(suggested.values)
-    return [f"hint: {name} suggests {values}; --suggested samples so, --no-suggested omits this line"]
+    return [f"hint: {name} suggests {values}; --suggested uses these values, --no-suggested omits this line"]
 
 
 def without_effect(given: Sampling, used: Sampling) -> list[str]:
@@ -112,7 +112,7 @@ def without_effect(given: Sampling, used: Sampling) -> list[str]:
 
 
 def checked(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
-    """Return `suggested_sampling`; raise OptionError if it suggests a value that `Sampling` refuses."""
+    """Return the result of `suggested_sampling`; raise OptionError if `Sampling` refuses one of its values."""
     suggested = suggested_sampling(path, metadata)
     try:
         Sampling(**suggested.values)
@@ -124,7 +124,7 @@ def checked(path: Path, metadata: Mapping[str, object] | None = None) -> Suggest
 
 
 def described(sampling: Sampling) -> str:
-    """Return a line about the options of sampling that are not at their defaults."""
+    """Return the sampling options that are not at their defaults as text, after "greedy" if the temperature is 0."""
     changed = {f.name: getattr(sampling, f.name) for f in fields(sampling)}
     changed = {f.name: changed[f.name] for f in fields(sampling) if changed[f.name] != f.default}
     is_greedy = "temperature" not in changed
@@ -145,10 +145,10 @@ def _is_given(invocation: typer.Context, name: str) -> bool:
 
 
 def suggested_sampling(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
-    """Return the sampling options that a folder or a GGUF file suggests; read the file's metadata if None is given.
+    """Return the sampling options that a folder or a GGUF file suggests. Read the file if `metadata` is None.
 
-    If `do_sample` is false, or if neither `do_sample` nor a temperature is set, suggest greedy decoding and, of a
-    folder's options, only the repetition penalty.
+    If `do_sample` is false, or if neither `do_sample` nor a temperature is set, suggest greedy decoding; a folder can
+    then also suggest the repetition penalty, but no other option.
 
     Raises:
         SourceError: a file cannot be read.
