@@ -41,8 +41,8 @@ class StateLayer:
 def n_slots(n_sequences: int, *, kept: bool = True, n_proposed: int = 0) -> int:
     """Return the number of slots of a pool for `n_sequences` sequences, including the slot of zeros.
 
-    With `kept`, later passes read the states of earlier passes; else one slot per sequence is enough. A pass that checks
-    proposed tokens also writes a state after each of these tokens, at most `n_proposed` in total.
+    With `kept`, later passes read the states of earlier passes; else one slot per sequence is enough. A pass that
+    checks proposed tokens also writes a state after each of these tokens, at most `n_proposed` in total.
     """
     return 1 + n_sequences * (SLOTS_PER_SEQUENCE if kept else 1) + n_proposed
 
