@@ -1,4 +1,4 @@
-"""The result of `Engine.chat`, an answer split into text, reasoning and tool calls; and its option `tool_choice`."""
+"""The result of `Engine.chat` (an answer split into text, reasoning and tool calls), and the option `tool_choice`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Answer(Generation):
     """An answer to a conversation. `text` is the answer without reasoning and tool calls.
 
     Attributes:
-        reasoning: "" if there is none.
+        reasoning: the reasoning; "" if the answer has none.
         message: the whole answer as a message of OpenAI's API, to be appended to the conversation.
     """
 
@@ -35,7 +35,7 @@ class Answer(Generation):
 
 
 def answer_of(stream: Stream, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]]) -> Answer:
-    """Run a stream to its end, and return its answer to a conversation with these tools."""
+    """Run a stream to its end, and return its answer. `tools` are the tools of the conversation."""
     generation = drained(stream)
     reader = AnswerReader.after(tokenizer, generation.prompt_ids, tools)
     events = reader.add(generation.text, stream.request.output.marks)
@@ -59,7 +59,7 @@ def tool_choice_of(given: Choice, tools: Sequence[Mapping[str, Any]], *, is_para
         is_parallel: whether one answer may have several calls.
 
     Raises:
-        OptionError: `given` is no word of `CHOICES` and names no tool in `tools`.
+        OptionError: `given` is neither a word of `CHOICES` nor the name of a tool in `tools`.
     """
     names = [tool["function"]["name"] for tool in tools]
     if isinstance(given, str) and given not in CHOICES:

@@ -24,9 +24,10 @@ from mlx_engine.quant.key_values import row_nbytes
 
 # Default number of tokens per page.
 PAGE = 64
-# Default for the largest number of new tokens of a sequence in one forward pass; `pages_for` depends on it.
+# Default of `longest_pass`, the largest number of new tokens of a sequence in one forward pass.
 LONGEST_PASS = 512
-# The default limit of `tokens_that_fit`. If all layers have windows, the pool stops growing: any number would fit.
+# The default limit of `tokens_that_fit`. If all layers have windows, a long sequence needs no more pages than a shorter
+# one, so without this limit any number of tokens would fit.
 MOST_TOKENS = 1 << 24
 
 
@@ -36,10 +37,11 @@ class KVLayer:
 
     Attributes:
         window: the attention window, see `first_visible` in `backends/batch.py`; None for all tokens.
-        type: the type of keys and values.
+        type: the type in which keys and values are stored.
         n_arrays: 2 for keys and values. 1 for multi-head latent attention, which stores only keys (the latents). The
             first elements of such a key are also the value.
-        state: the recurrent state, for a layer with another token mixer beside its attention; else None.
+        state: the recurrent state, if the layer has a second token mixer (such as Mamba2) beside its attention; else
+            None.
     """
 
     n_kv_heads: int
@@ -66,17 +68,19 @@ class KVPool:
     Attributes:
         windows: the window of each group of layers.
         n_pages: the number of pages of each group, free or in use.
-        page_nbytes: bytes of a page of each group, in all its layers.
-        reclaim: a function that the prefix cache sets, or None. If fewer than n pages of a group are free,
-            `reclaim(group, n)` is called to free cached pages.
+        page_nbytes: for each group, the bytes of one page in all layers of the group.
+        reclaim: a function that the prefix cache sets, or None. If a sequence needs n pages of a group and fewer are
+            free, `reclaim(group, n)` is called to free cached pages.
 
     Args:
-        n_sequences: while fewer sequences run, a prefix cache can use the pages of the others.
+        n_sequences: the largest number of sequences at a time. A prefix cache can use the pages that they do not need.
         page: tokens per page.
-        longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
+        longest_pass: the largest number of new tokens of a sequence in one pass. The number of pages of layers with a
+            window depends on this number.
         kept: whether later passes read the keys and values of earlier passes. If not, layers with the same `KVLayer`
-            share one store, in which each layer overwrites the keys and values of the layer before.
-        n_proposed: the largest number of proposed tokens in a pass, which need slots in models with states.
+            share one store, in which each layer overwrites the keys and values of the previous layer.
+        n_proposed: the largest number of proposed tokens (see `loop/speculation.py`) of all sequences in a pass. A
+            model with states needs one more slot for each of these tokens.
         adapter: the adapter of new sequences, see `KVSequence.adapter`.
     """
 
@@ -170,7 +174,7 @@ class KVPool:
     def give_back(self, group: int, pages: np.ndarray) -> None:
         """Remove one reference from each of several different pages, and free the pages whose count is then 0.
 
-        `pages` has their first slots (n,), in the order of the page table.
+        `pages` has the first slots (n,) of the pages, in the order of the page table.
 
         Raises:
             ValueError: one of the pages is free. Then nothing has changed.
@@ -194,7 +198,7 @@ class KVPool:
 
 
 def state_of(layer: CacheLayer) -> StateLayer | None:
-    """Return the state of a layer; None if it has none."""
+    """Return the array shapes of a layer's recurrent state; None if the layer has no state."""
     state = layer if isinstance(layer, StateLayer) else layer.state
     return state if state is not None and state.shapes else None
 
@@ -210,7 +214,8 @@ def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, lo
     Without a window, each sequence may have a partly filled last page. So the sequences need at most `n_sequences - 1`
     pages more than one sequence of `n_tokens` tokens. With a window of W tokens, or chunks of W tokens (stored as the
     window -W, see `first_visible`), a sequence keeps at most `W - 1 + longest_pass` tokens. The first of these tokens
-    may be anywhere in its page, so each sequence needs one page more than the number that these tokens fill.
+    may be anywhere in its page, so each sequence needs one page more than these tokens would fill from a page's start,
+    but not more pages than without a window.
     """
     all_pages = -(-n_tokens // page) + n_sequences - 1
     if window is None:
@@ -228,7 +233,7 @@ def pool_nbytes(
     page: int = PAGE,
     longest_pass: int = LONGEST_PASS,
 ) -> int:
-    """Return the bytes of a `KVPool` with these parameters, without slots for the states of proposed tokens."""
+    """Return the bytes of a `KVPool` with these parameters, without slots for the states after proposed tokens."""
     pages = sum(
         layer.token_nbytes * page * pages_for(layer.window, n_tokens, n_sequences, page, longest_pass)
         for layer in kv_layers(layers)
@@ -237,7 +242,7 @@ def pool_nbytes(
 
 
 def state_nbytes(layers: Sequence[CacheLayer]) -> int:
-    """Return the bytes of a sequence's state, in all layers that have one."""
+    """Return the bytes of the recurrent states of one sequence, in all layers together."""
     return sum(state.nbytes for state in map(state_of, layers) if state is not None)
 
 
@@ -250,7 +255,7 @@ def tokens_that_fit(
     *,
     most: int = MOST_TOKENS,
 ) -> int:
-    """Return the number of tokens that fit into a `KVPool` of `nbytes`: whole pages, but at most `most` tokens."""
+    """Return how many tokens, in whole pages, fit into a `KVPool` of `nbytes` bytes; at most `most`."""
     pages = range(-(-most // page) + 1)
     n = bisect_right(pages, nbytes, key=lambda n: pool_nbytes(layers, n * page, n_sequences, page, longest_pass)) - 1
     return min(max(n, 0) * page, most)

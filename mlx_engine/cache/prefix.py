@@ -15,12 +15,12 @@ recently used first. Pages that sequences also hold stay allocated.
 
 In layers with a window, a sequence frees the pages that have left the window. So a prefix can be reused only if the
 tree still holds the pages just before the prefix's end. The caller must therefore call `insert` after each chunk of a
-prompt.
+prompt, before the sequence frees the pages of this chunk.
 
 A model with recurrent states can reuse a prefix only if the state at exactly the end of the prefix is cached. `insert`
 keeps the states that the sequence has: the state after its last token, and the state at the last page boundary in its
-last chunk. When slots for states run out, states whose node also holds a state of a longer prefix are freed before the
-others. In both groups, the least recently used states are freed first.
+last chunk. When slots for states run out, the cache first frees states whose node also holds a state of a longer
+prefix, then the other states. Of both kinds, the least recently used states are freed first.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ class Node:
         pages: for each group of layers an array (P,): the first slots of pages number `start // page` to
             `(end - 1) // page`. In groups with a window, -1 stands for a page that is not held.
         parent: None for the root, and for a node that was removed.
-        children: the following nodes, by their first token id.
-        last_use: the value of the prefix cache's counter of uses at the last use.
-        evicted: the first token id of the last eviction directly after this node; None if there was none.
-        states: the slot of each held state, by the length of its prefix, from start + 1 to end.
+        children: maps the first token id of each child to the child.
+        last_use: the prefix cache's counter of uses when this node was last used.
+        evicted: the id of the token after this node's last token, if that token was evicted; None if none was. After
+            several evictions, the id of the last one.
+        states: maps the length of a prefix, from start + 1 to end, to the slot of the held state after this prefix.
     """
 
     start: int
@@ -96,8 +97,8 @@ class RadixTree:
         """Return the longest reusable prefix of a path: its length, pages and state.
 
         All pages that later tokens read must be held. In a group with a window, these are only the pages of the last
-        tokens. The pages are the first slots (P,) for each group of layers, -1 for a page that is not held. The state
-        after the prefix must be held, too; it is None for models without states.
+        tokens. If the model has recurrent states, the state after the prefix must be held, too; else the returned state
+        is None. The returned pages are the first slots (P,) for each group of layers, -1 for a page that is not held.
 
         Args:
             path: the nodes, from a child of the root on.
@@ -111,7 +112,7 @@ class RadixTree:
         held = [Snapshot(length, slot) for node in path for length, slot in node.states.items()]
         found = [snapshot for snapshot in held if snapshot.length <= n and snapshot.length % step == 0]
         state, length = None, 0 if self._states.n_slots else self._reaches(n, tables)
-        while length % step and length < most:  # the length is inside a page: the next node does not hold this page
+        while length % step and length < most:  # the next node does not hold the page of this length
             length = self._reaches(length - length % step, tables)
         for snapshot in sorted(found, reverse=True):
             if self._reaches(snapshot.length, tables) == snapshot.length:
@@ -120,7 +121,7 @@ class RadixTree:
         return length, [pages[: -(-length // self._page)] for pages, _ in tables], state
 
     def _reaches(self, n: int, tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
-        """Return the largest number of tokens, at most n, for which the `table` of each group has all needed pages."""
+        """Return the largest number of tokens, at most n, whose needed pages are held, given each group's `table`."""
         length, before = n, -1
         while length != before:
             before = length
@@ -132,7 +133,8 @@ class RadixTree:
         """Return the pages of a group for the first n tokens of a path, as two arrays (P,).
 
         The first array has the first slot of each page, -1 for a page that is not held. The second array, `reach`, has
-        the position after the last of the n tokens in the page; for a page that is not held, its first position.
+        the position after the last of the n tokens that the held page has; for a page that is not held, the page's
+        first position.
         """
         size = -(-n // self._page)
         pages, starts = np.full(size, -1, dtype=np.int64), np.arange(size) * self._page
@@ -146,7 +148,7 @@ class RadixTree:
         return pages, reach
 
     def insert(self, ids: np.ndarray, pages: Sequence[np.ndarray]) -> list[Node]:
-        """Add token ids (n,) and the pages that the tree lacks to the tree, and return the path of the ids.
+        """Add token ids (n,) to the tree, with those of their pages that the tree lacks. Return the path of the ids.
 
         `pages` has, for each group of layers, the first slots (P,) of the ids' pages; -1 for a page that was freed.
         """
@@ -166,7 +168,10 @@ class RadixTree:
         return parent.children[first]
 
     def _extend(self, leaf: Node, more: np.ndarray, pages: Sequence[np.ndarray]) -> None:
-        """Append tokens to a leaf. A new page with old and new tokens replaces a partly filled last page."""
+        """Append tokens to a leaf. `pages` is as in `insert`.
+
+        If the leaf's last page is partly filled, the new page that has its old and new tokens replaces it.
+        """
         n_whole = leaf.end // self._page - leaf.start // self._page
         for group, new in enumerate(pages):
             new = new[leaf.end // self._page :]
@@ -176,7 +181,10 @@ class RadixTree:
         leaf.ids, leaf.evicted = np.concatenate((leaf.ids, more)), None
 
     def _split(self, node: Node, at: int) -> Node:
-        """Split a node at a position inside it; return the new upper node. Both nodes hold a page that is split."""
+        """Split a node at a position inside it, and return the new upper node.
+
+        If the position is inside a page, both nodes hold this page.
+        """
         first, parent = node.start // self._page, node.parent
         upper = Node(node.start, node.ids[: at - node.start], [], parent, {int(node.ids[at - node.start]): node})
         for group, pages in enumerate(node.pages):
@@ -192,23 +200,23 @@ class RadixTree:
         return upper
 
     def _ends_in_a_window(self, leaf: Node, pages: Sequence[np.ndarray]) -> bool:
-        """Return whether a leaf holds its partly filled last page, but the new pages do not have this page."""
+        """Return whether, in some group, a leaf holds its partly filled last page, but the new pages lack this page."""
         at = leaf.end // self._page
         is_partial = leaf.end % self._page > 0
         return is_partial and any(old[-1] >= 0 > new[at] for old, new in zip(leaf.pages, pages, strict=True))
 
     def _lacks(self, node: Node, n: int) -> bool:
-        """Return whether position n is inside a page that a node does not hold."""
+        """Return whether position n is inside a page, not at its start, that a node does not hold in some group."""
         at = n // self._page - node.start // self._page
         return n % self._page > 0 and any(pages[at] < 0 for pages in node.pages)
 
     def _fill(self, path: Sequence[Node], pages: Sequence[np.ndarray], n: int) -> None:
-        """In groups with a window, add those pages of the path's first n tokens that its nodes do not hold yet."""
+        """In groups with a window, add those pages of the path's first n tokens that the nodes do not hold yet."""
         for group, window in enumerate(self._windows):
             for node in path if window is not None else ():
                 first = node.start // self._page
-                # If the node continues after the n tokens, leave out a page that the n tokens fill in part: it may lack
-                # tokens of the node.
+                # If the node continues after the n tokens, leave out a page that the n tokens fill in part: this page
+                # may lack later tokens of the node.
                 of_node = node.pages[group] if node.end <= n else node.pages[group][: n // self._page - first]
                 new = pages[group][first : first + len(of_node)]
                 (gaps,) = ((of_node < 0) & (new >= 0)).nonzero()
@@ -245,7 +253,7 @@ def _agreeing(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _longest(length: int, window: int | None, reach: np.ndarray, page: int) -> int:
-    """Return `RadixTree._reaches` for one group: `reach` (P,) is from `RadixTree.table`, `length` is the limit."""
+    """Return the result of `RadixTree._reaches` for one group, at most `length`; `reach` is from `RadixTree.table`."""
     while True:
         first = first_visible(window, length)
         numbers = np.arange(first // page, -(-length // page) if first < length else first // page)
@@ -261,7 +269,7 @@ class HeldPages:
     The methods take the first slots (n,) of different pages. `add` and `drop` skip items that are -1.
 
     Attributes:
-        n_pages: the number of different pages that are held in each group.
+        n_pages: for each group, the number of different pages that are held.
         generations: for each group and page, how often the last reference of a node to the page has been removed. While
             this count is the same, the contents of a held page are unchanged.
     """
@@ -309,14 +317,14 @@ class HeldPages:
 # The reason why not more tokens can be reused, see `Match.end`.
 End = Literal["whole", "new", "differs", "evicted", "window", "state", "memory"]
 
-# The number of token ids that `Match.expected` and a node of `snapshot` show.
+# The largest number of token ids that `Match.expected` and a node of `PrefixCache.snapshot` show.
 SHOWN = 8
 # The mask of the token id in an id of the tree, see `_of_adapter`.
 ID = (1 << 32) - 1
 
 
 class Match(NamedTuple):
-    """The longest prefix of some token ids that the cache holds.
+    """The longest cached prefix of given token ids.
 
     Attributes:
         length: number of tokens that can be reused.
@@ -325,12 +333,12 @@ class Match(NamedTuple):
         pages: for each group of layers an array (P,): the first slot of each page of the `length` tokens.
         expected: the ids, at most 8, with which the most recently used branch of the tree continues after `agreeing`
             tokens.
-        end: the reason why not more tokens can be reused. "whole": all ids are cached. "new": the tree has no
+        end: the reason why not more tokens can be reused. "whole": all wanted ids are cached. "new": the tree has no
             token after the agreeing ones. "differs": the tree continues with other tokens. "evicted": the next token
             was cached, and has been evicted. "window": pages that a window needs are not cached. "state": no state
             after more tokens is cached. "memory": no page was free for a copy.
-        state: the state after `length` tokens, for models that have one.
-        from_disk: number of the `length` tokens that this look-up has read from files.
+        state: the state after `length` tokens; None for models without recurrent states.
+        from_disk: how many of the `length` tokens this look-up has read from files.
         has_more: whether files have more tokens, which the next look-up reads.
     """
 
@@ -421,11 +429,14 @@ class PrefixCache:
         return self._tree.held.unused(group)
 
     def match(self, ids: Sequence[int] | np.ndarray) -> Match:
-        """Return the longest prefix of ids that can be reused, without marking it as used."""
+        """Return the longest prefix of ids that can be reused, without marking the prefix as used.
+
+        The ids are those of the tree, see `_of_adapter`: for the model without an adapter, token ids.
+        """
         return self._match(ids)[0]
 
     def _match(self, ids: Sequence[int] | np.ndarray, most: int | None = None) -> tuple[Match, list[Node]]:
-        """Return the match of ids of the tree, with a length of at most `most`, and the nodes of its tokens."""
+        """Return the `match` of ids, with a length of at most `most`, and the nodes of the matched tokens."""
         most = len(ids) if most is None else most
         path, n = self._tree.walk(np.asarray(ids, dtype=np.int64))
         length, pages, state = self._tree.usable(path, n, self._step, most)
@@ -449,12 +460,12 @@ class PrefixCache:
         return tuple((found[:SHOWN] & ID).tolist())
 
     def attach(self, kv: KVSequence, ids: Sequence[int], most: int | None = None, *, is_busy: bool = False) -> Match:
-        """Begin an empty sequence with the longest prefix of ids that can be reused, and return the match.
+        """Begin an empty sequence with the longest prefix of token ids that can be reused, and return the match.
 
         At most `most` tokens are reused. With `whole_pages`, the page in which these tokens end can be reused only if
         all ids of the page agree, so `ids` must also have the later ids of this page. If no page is free for the copy
-        of a partly used page, the prefix ends before that page. With `is_busy` (other requests wait for this thread),
-        only a part of the prefix is read from files. If `Match.has_more`, a later call reads the next part.
+        of a partly used page, the prefix ends at the start of that page. With `is_busy` (other requests wait for this
+        thread), only a part of the prefix is read from files. If `Match.has_more`, a later call reads the next part.
         """
         self._check(kv)
         first, end, has_more = 0, 0, False
@@ -477,10 +488,11 @@ class PrefixCache:
         return found
 
     def _load(self, disk: DiskPrefixes, ids: np.ndarray, most: int, *, is_busy: bool) -> tuple[int, int, bool]:
-        """Find the longest prefix of ids that can be reused with files, and read the missing pages into the tree.
+        """Find the longest prefix whose pages are in the tree or in files, and read the missing pages into the tree.
 
-        Return the range [first, end) of the tokens that were read, and whether the files have more tokens. `most` and
-        `is_busy` are as in `attach`. If `is_busy`, at most `DiskPrefixes.piece` pages are read.
+        Return the range [first, end) of the tokens that were read, and whether the files have more tokens. `ids` is
+        from `_of_adapter`; `most` and `is_busy` are as in `attach`. If `is_busy`, at most `DiskPrefixes.piece` pages
+        are read.
         """
         page, chain = self.pool.page, disk.chain(ids)
         path, n = self._tree.walk(ids)
@@ -507,8 +519,9 @@ class PrefixCache:
     def insert(self, ids: Sequence[int] | np.ndarray, kv: KVSequence, *, on_disk: bool = True) -> None:
         """Add the first tokens of a sequence to the cache, by sharing its pages and the slots of its states.
 
-        `ids` (N,) are the sequence's first N tokens, all committed. With `on_disk`, the whole pages and the states are
-        also written to `disk`. Several calls with growing prefixes of a sequence cost little more than one call.
+        `ids` (N,) are the sequence's first N tokens, all committed. With `on_disk`, the whole pages, and the states at
+        the ends of whole pages, are also queued to be written to `disk`. Several calls with growing prefixes of a
+        sequence cost little more than one call.
         """
         self._check(kv)
         ids = _of_adapter(ids[: len(ids) - len(ids) % self._step], kv.adapter)
@@ -519,7 +532,7 @@ class PrefixCache:
             self._cut(next(iter(self._nodes)))
 
     def _share(self, ids: np.ndarray, kv: KVSequence) -> list[Node]:
-        """Add the first tokens (n,) of a sequence, as ids of the tree, to the tree, and return their path."""
+        """Add the first tokens of a sequence to the tree, and return their path. `ids` (n,) are from `_of_adapter`."""
         path = self._tree.insert(ids, kv.lend(len(ids)))
         self._use(path)
         for state in kv.state.snapshots(len(ids)):
@@ -527,12 +540,15 @@ class PrefixCache:
         return path
 
     def save(self, saver: Saver, ids: np.ndarray) -> None:
-        """Write the cached pages and states of a prefix of token ids (n,) to a file, with a `Saver`."""
+        """Write the cached pages and states of a prefix to a file, with a `Saver`.
+
+        `ids` (n,) are the token ids of the prefix. Only pages of the model without an adapter are found.
+        """
         path, n = self._tree.walk(ids)
         self._offer(saver, ids[:n], path)
 
     def _offer(self, disk: DiskPrefixes | Saver, ids: np.ndarray, path: Sequence[Node]) -> None:
-        """Offer the whole pages of a path to the disk, and the cached states at the ends of whole pages."""
+        """Pass the whole pages of a path, and the cached states at the ends of whole pages, to `disk.offer`."""
         page, held, states = self.pool.page, self._tree.held, self.pool.states
         chain = disk.chain(ids)
         for group in range(len(self.pool.windows)):
@@ -558,7 +574,7 @@ class PrefixCache:
             self._nodes[node] = None
 
     def _reclaim(self, group: int, n: int) -> None:
-        """Drop pages, least recently used first, until n pages of a group are free or sequences hold all others."""
+        """Drop pages, least recently used first, until n pages of a group are free or no other page can be freed."""
         if self.pool.windows[group] is not None:
             self._thin(group, n)
             return
@@ -573,7 +589,7 @@ class PrefixCache:
                     self._cut(node)
 
     def _reclaim_states(self, n: int) -> None:
-        """Drop cached states until n slots are free or sequences hold all others."""
+        """Drop cached states until n slots are free or no other slot can be freed."""
         states = self.pool.states
         held = [
             (length < max(node.states), -node.last_use, -length, node)
@@ -621,8 +637,8 @@ class PrefixCache:
         """Return the `most` most recently used nodes as dictionaries, each after its parent.
 
         Keys: `parent`, the parent's index in this list, or -1; `start`; `n_tokens`; `ids`, the first token ids, at most
-        8; `pages`, the number of held pages of each group; `in_use`, the number of these pages that sequences hold,
-        too; `references`, the largest reference count of the node's pages; `last_use`.
+        8; `pages`, for each group the number of held pages; `in_use`, for each group the number of held pages that
+        sequences hold, too; `references`, the largest reference count of the node's pages; `last_use`.
         """
         found: list[dict[str, Any]] = []
         index: dict[Node, int] = {}
@@ -647,7 +663,9 @@ class PrefixCache:
 
 
 def _of_adapter(ids: Sequence[int] | np.ndarray, adapter: int) -> np.ndarray:
-    """Return ids (n,) of the tree: a token id in the low 32 bits, and above the number of the LoRA adapter.
+    """Return the ids (n,) that the tree stores for token ids computed with a LoRA adapter.
+
+    The low 32 bits of an id are the token id, the higher bits the number of the adapter, 0 for none.
 
     Keys and values depend on the adapter that computed them, so two adapters must not share pages.
     """

@@ -7,8 +7,8 @@ pass before the token of the previous pass has reached the host.
 
 A page may have several holders: sequences and a prefix cache. `lend` returns pages for another holder, and `adopt`
 begins a sequence with pages of another holder. Before a token in a shared page is overwritten, the page is copied.
-After `lend`, the sequence still writes new tokens into its partly filled last page, because no other holder reads the
-free slots of this page.
+After `lend`, the sequence can still write new tokens into its partly filled last page without a copy: no other holder
+reads the slots after the tokens that were lent.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class KVSequence:
         capacity: the largest number of tokens.
         tables: a page table for each group of layers with the same window. An entry is the first slot of the page in
             the KV store, or -1 if the page is not allocated.
-        adapter: the number of the LoRA adapter with which the tokens are computed, an index of a row of
-            `Adapters.masks`; 0 for the model without adapter.
+        adapter: the number of the LoRA adapter with which the tokens are computed, which is its row in
+            `Adapters.masks`; 0 for the model without an adapter.
     """
 
     def __init__(self, pool: KVPool, capacity: int) -> None:
@@ -51,7 +51,7 @@ class KVSequence:
         self.tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
         # Entries [first, end) of a table are allocated pages; `end` is the same for all tables.
         self._firsts, self._end = [0] * len(pool.windows), 0
-        # Other holders of the pages may read the tokens before this position.
+        # Other holders of the pages may read the tokens before this position, so these tokens must not be overwritten.
         self._lent = 0
 
     @property
@@ -148,7 +148,8 @@ class KVSequence:
         """Return a new sequence that has adopted all committed tokens, see `adopt`.
 
         Raises:
-            CacheFullError: the pool has no free page for the copy. Then nothing has changed.
+            CacheFullError: the pool has no free page for the copy of a partly filled last page. Then nothing has
+                changed.
         """
         fork = self.pool.sequence(self.capacity)
         fork.adapter = self.adapter
@@ -175,8 +176,8 @@ class KVSequence:
             state: the recurrent state after these tokens, for models that have one.
 
         Raises:
-            CacheFullError: the capacity is exceeded, or the pool has no free page for the copy. Then nothing has
-                changed.
+            CacheFullError: the capacity is exceeded, or the pool has no free page for the copy of a partly filled last
+                page. Then nothing has changed.
         """
         if self.length or self.pending or not self.pool.stores.are_kept:
             raise ValueError("adopt: expected an empty sequence in a pool whose stores are kept")
@@ -251,7 +252,7 @@ class KVSequence:
         table[last] = target[0]
 
     def _give_back(self, group: int, end: int) -> None:
-        """Give back the pages of a group before page number `end`."""
+        """Give back the pages of a group whose page number is less than `end`."""
         first = self._firsts[group]
         if end > first:
             self.pool.give_back(group, self.tables[group][first:end].copy())
@@ -287,8 +288,8 @@ def begin(parts: Sequence[SequenceInput]) -> Batch:
     """Allocate pages for new tokens, and return the tokens as one batch. The caller commits or rolls back the tokens.
 
     Raises:
-        CacheFullError: there are too few free pages or slots of states, or a sequence is at its capacity. Then no
-            sequence has changed.
+        CacheFullError: there are too few free pages or slots of states, or the tokens exceed the capacity of a
+            sequence. Then no sequence has changed.
     """
     if not parts:
         raise ValueError("expected new tokens of at least one sequence, found none")
@@ -340,7 +341,7 @@ def _batch(
 
 
 def _runs(parts: Sequence[SequenceInput], lengths: Sequence[int]) -> np.ndarray:
-    """Return the runs (n, 4) int64 of a pass: first row, number of rows, source slot, target slot; see `StateView`."""
+    """Return the `StateView.runs` (n, 4) int64 of a pass: first row, number of rows, source slot, target slot."""
     runs, row = [], 0
     for part, n in zip(parts, lengths, strict=True):
         at = row

@@ -41,8 +41,8 @@ class StateLayer:
 def n_slots(n_sequences: int, *, kept: bool = True, n_proposed: int = 0) -> int:
     """Return the number of slots of a pool for `n_sequences` sequences, including the slot of zeros.
 
-    A sequence has one slot if states are not kept for later passes. A pass that checks proposed tokens also writes a
-    state after each of these tokens, at most `n_proposed` in total.
+    With `kept`, later passes read the states of earlier passes; else one slot per sequence is enough. A pass that
+    checks proposed tokens also writes a state after each of these tokens, at most `n_proposed` in total.
     """
     return 1 + n_sequences * (SLOTS_PER_SEQUENCE if kept else 1) + n_proposed
 
@@ -162,8 +162,8 @@ class SequenceState:
         self._pending: list[Snapshot] = []
         # A state inside the last committed pass, which is kept for the prefix cache.
         self._inside: Snapshot | None = None
-        # For a pass with a run for each token: the length whose state becomes `_inside`, 0 for none. None for other
-        # passes: any state inside the pass becomes `_inside`.
+        # After a pass with a run for each token, only the state after `_only` tokens may become `_inside`; 0: no state
+        # may. After other passes, `_only` is None: the state inside the pass, if there is one, becomes `_inside`.
         self._only: int | None = None
 
     @property
@@ -174,12 +174,12 @@ class SequenceState:
     def begin(self, first: int, n: int, inside: int | None = None, *, each: bool = False) -> None:
         """Take slots for the states of a pass over n tokens from position `first` on.
 
-        The state at the length `inside` is kept, too, if the pass goes beyond this length and two slots are free. With
-        `each`, the state after every token is kept until the pass is committed; this needs n free slots.
+        If position `inside` is inside the pass and two slots are free, the state after `inside` tokens is kept, too.
+        With `each`, the state after every token is kept until the pass is committed; this needs n free slots.
 
         Raises:
-            ValueError: the newest state is not that after `first` tokens, because only a part of a pass was committed
-                or rolled back.
+            ValueError: the newest state is not the state after `first` tokens, because only a part of a pass was
+                committed or rolled back.
         """
         if self.newest.length != first:
             raise ValueError(f"begin: expected the state after {first} tokens, found that after {self.newest.length}")
@@ -193,7 +193,7 @@ class SequenceState:
             self._pending.append(Snapshot(end, target))
 
     def commit(self, length: int) -> None:
-        """Commit the states after at most `length` tokens: keep the newest, and at most one other as `_inside`."""
+        """Commit the states after at most `length` tokens: keep the newest, and at most one older one as `_inside`."""
         done = [state for state in self._pending if state.length <= length]
         if not done:
             return
@@ -213,7 +213,7 @@ class SequenceState:
             self._pool.give_back(self._pending.pop().slot)
 
     def snapshots(self, length: int) -> list[Snapshot]:
-        """Return the committed states that this sequence holds, of lengths from 1 to `length`."""
+        """Return the committed states after 1 to `length` tokens that this sequence holds, shortest first."""
         found = [self.committed] if self._inside is None else [self._inside, self.committed]
         return [state for state in found if 0 < state.length <= length and state.slot != ZERO]
 

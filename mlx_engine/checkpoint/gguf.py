@@ -68,11 +68,11 @@ class TensorInfo:
 
 
 def read_tensor_infos(cursor: Cursor, n_tensors: int, alignment: int) -> tuple[int, dict[str, TensorInfo]]:
-    """Return the byte at which tensor data begins, and the tensors by name.
+    """Return the byte at which tensor data begins, and a map from each tensor's name to its record.
 
     Raises:
         FormatError: a record is damaged, there are gaps between tensors, tensors overlap, or the file ends before the
-            end of their data.
+            end of the last tensor.
     """
     tensors: dict[str, TensorInfo] = {}
     starts: list[int] = []
@@ -126,7 +126,7 @@ def _read_shape(cursor: Cursor, field: str) -> tuple[int, ...]:
         raise cursor.error(what, at=at, expected=f"at most {MAX_DIMS}", found=f"{n_dims:,}", hint=FAULTY)
     at = cursor.at
     dims = [cursor.u64(f"{field}, dimension {i},") for i in range(n_dims)]
-    # Dimensions of 0 count as 1 here, as the other dimensions of an empty tensor must be in bounds, too.
+    # Dimensions of 0 count as 1 here, so that the other dimensions of an empty tensor are checked, too.
     if math.prod(max(dim, 1) for dim in dims) >= MAX_ELEMENTS:
         expected = f"fewer than 2**{MAX_ELEMENTS.bit_length() - 1} elements"
         raise cursor.error(f"{field}, dimensions,", at=at, expected=expected, found=f"{dims}", hint=FAULTY)
@@ -152,8 +152,8 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
 
-# Smallest key-value pair: key length (8), one byte of key, value type (4), one byte of value. Smallest tensor
-# record: name length (8), no name, number of dimensions (4), no dimensions, type (4), offset (8).
+# Bytes of the smallest key-value pair: key length (8), key (1), value type (4), value (1). Bytes of the smallest tensor
+# record: name length (8), name (0), number of dimensions (4), dimensions (0), type (4), offset (8).
 _MIN_PAIR_BYTES, _MIN_RECORD_BYTES = 14, 24
 _MAX_MLX_DIM = (1 << 31) - 1
 
@@ -168,7 +168,8 @@ class MappedFile(mmap.mmap):
 class GGUFFile:
     """An open GGUF file: metadata, and name, shape and type of every tensor. Create it with `open_gguf`.
 
-    `kinds` maps each metadata key to its stored type, so that `write_gguf` can write the value back unchanged.
+    `kinds` maps each metadata key to the stored type of its value, so that `write_gguf` can write the value back
+    unchanged.
     `data_offset` is the byte at which tensor data begins.
     """
 
@@ -208,7 +209,7 @@ class GGUFFile:
         return [self.path]
 
     def typed_metadata(self) -> dict[str, Value]:
-        """Return the metadata with its stored types; `write_gguf` writes it back byte for byte."""
+        """Return the metadata with its stored types. `write_gguf` then writes the same bytes."""
         return {key: Value(self.kinds[key], value) for key, value in self.metadata.items()}
 
     def weight(self, name: str) -> Weight:
@@ -277,7 +278,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """Open a GGUF file; given any part of a split file, open all parts as one.
 
     Raises:
-        SourceError: there is no such file, it cannot be opened, or a part of a split file is missing.
+        SourceError: there is no such file, it cannot be opened, or a part of a split file is missing or renamed.
         FormatError: the file is not valid GGUF.
     """
     opened = _open_part(Path(path))
@@ -352,7 +353,7 @@ _DAMAGED_PARTS = "the parts are of different models or damaged; download all of 
 
 
 def part_names(name: str) -> list[str]:
-    """Return the names of all parts of the split file to which a file of this name belongs, or the name alone."""
+    """If `name` is the name of a part of a split file, return the names of all parts, else only `name`."""
     match = _PART_NAME.fullmatch(name)
     if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
         return [name]
@@ -360,7 +361,7 @@ def part_names(name: str) -> list[str]:
 
 
 def part_files(path: Path) -> list[Path]:
-    """Return the files of the split file to which `path` belongs by its name, or `path` alone if a part is missing."""
+    """If `path` has the name of a part of a split file and all parts exist, return all parts, else only `path`."""
     files = [path.with_name(name) for name in part_names(path.name)]
     return files if all(file.is_file() for file in files) else [path]
 
@@ -368,8 +369,8 @@ def part_files(path: Path) -> list[Path]:
 class SplitGGUFFile(GGUFFile):
     """All parts of a split GGUF file as one file: the metadata of the first part, and the tensors of all parts.
 
-    The parts are named NAME-00001-of-00005.gguf and so on. The metadata of each part has its own number, counted from
-    0, the number of parts, and the number of tensors in all parts. `data_offset` is the sum of the parts' data offsets.
+    The parts are named NAME-00001-of-00005.gguf and so on. The metadata of a part has the index of the part (from 0),
+    the number of parts, and the number of tensors in all parts. `data_offset` is the sum of the parts' data offsets.
     `TensorInfo.offset` counts from the start of the part that has the tensor.
 
     Source: llama.cpp, tools/gguf-split, and `llama_split_path` in src/llama.cpp.
@@ -401,8 +402,8 @@ class SplitGGUFFile(GGUFFile):
 
 
 def _open_split(named: GGUFFile) -> GGUFFile:
-    """Open all parts of a split file, given any part; return `named` itself if it is the only part."""
-    count = _part_number(named, COUNT_KEY)
+    """Open all parts of a split file as one file. `named` is any part; return it if it is the only part."""
+    count = _whole_number(named, COUNT_KEY)
     if count == 1:
         return named
     names = part_names(named.path.name)
@@ -431,25 +432,28 @@ def _open_split(named: GGUFFile) -> GGUFFile:
 
 
 def _check_parts(parts: Sequence[GGUFFile], count: int) -> None:
-    """Check that the parts are in order, and together have as many tensors as the first part says, each once."""
+    """Check that the parts are in order, that no tensor is in two parts, and that the number of tensors is right.
+
+    The first part has the number of tensors in all parts.
+    """
     names = set[str]()
     for number, part in enumerate(parts):
         for key, expected in ((COUNT_KEY, count), (NUMBER_KEY, number)):
-            found = _part_number(part, key)
+            found = _whole_number(part, key)
             if found != expected:
                 raise _part_error(part, f"{key} to be {expected:,}", f"{found:,}")
         twice = sorted(names & set(part.tensors))
         if twice:
             raise _part_error(part, "each tensor in one part only", f"{twice[0]!r} in two")
         names |= set(part.tensors)
-    total = _part_number(parts[0], TENSORS_KEY)
+    total = _whole_number(parts[0], TENSORS_KEY)
     if len(names) != total:
         raise _part_error(
             parts[0], f"{total:,} tensors in all parts together, as {TENSORS_KEY} says", f"{len(names):,}"
         )
 
 
-def _part_number(part: GGUFFile, key: str) -> int:
+def _whole_number(part: GGUFFile, key: str) -> int:
     value = part.metadata.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < (key == COUNT_KEY):
         raise _part_error(part, f"a whole number as {key}", repr(value)[:80])

@@ -69,13 +69,13 @@ DTYPES: dict[ValueType, np.dtype[Any]] = {kind: np.dtype(code) for kind, code in
 
 
 def short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
-    """Decode up to `n` strings from the start of `piece`, without a Python loop; return them and the bytes read.
+    """Decode up to `n` strings at the start of `piece`, without a Python loop; return them and the bytes they take.
 
     A vocabulary has hundreds of thousands of strings, so a Python loop over them is too slow. A string is stored as a
     length of 8 bytes and a text. A length below 256 is one byte and seven zeros. Texts rarely contain such a sequence,
-    so every such sequence is assumed to be a length. Return None if a string does not end where the next one starts, or
-    if `piece` has no complete string. Then the length bytes are set to zero, and one `split` at eight zeros returns all
-    strings.
+    so every such sequence is assumed to be a length. All lengths are set to zero, and one `split` at eight zeros gives
+    all strings. Return None if a string does not end where the next one starts, if a text contains a zero byte, or if
+    `piece` has no complete string.
     """
     if len(piece) < 8:
         return None
@@ -97,7 +97,7 @@ def short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
 
 
 def any_strings(piece: bytes, n: int) -> tuple[list[str], int]:
-    """Decode up to `n` strings one by one; return them and the bytes read. Stop at a string that `piece` cuts off."""
+    """Decode up to `n` strings one by one, until `piece` cuts off one; return them and the bytes they take."""
     out: list[str] = []
     at, last = 0, len(piece) - 8
     for _ in range(n):
@@ -123,7 +123,7 @@ _SCALARS = {kind: struct.Struct(code) for kind, code in CODES.items()}
 # Bytes of the pieces in which arrays of strings are copied and decoded. Longer strings must be UTF-8.
 _PIECE = 1 << 15
 _OBJECT_BYTES = 256  # an upper bound on the bytes of a str or array without its data, and of its entry in a dict
-# Counted allocations may exceed 8 * file size by these bytes. The rest of the 1 MB is for allocations not counted.
+# Counted allocations may exceed 8 * file size by these bytes. The rest of 1 MB is for allocations that are not counted.
 _SPARE_BYTES = 1 << 18
 
 

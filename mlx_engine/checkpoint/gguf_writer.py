@@ -2,9 +2,10 @@
 
 The stored type of a metadata value follows from its Python type. A bool becomes BOOL, a str STRING, and a float
 FLOAT32. An int gets the first of UINT32, INT32, INT64 and UINT64 that can hold it, and a list of ints the first that
-can hold all of them. NumPy numbers and arrays get the type of their dtype. A list of ints and floats gets FLOAT32. All
-other lists must have elements of one type. An empty list becomes an array of strings, and an empty tuple an array of
-arrays, as `gguf_values.py` reads them. `Value` sets another type; `GGUFFile.typed_metadata()` has the types of a file.
+can hold all of them. NumPy numbers and arrays get the type of their dtype. A list of ints and floats gets FLOAT32. In
+other lists, all elements must have the same type. An empty list becomes an array of strings, and an empty tuple an
+array of arrays, because `gguf_values.py` reads such arrays as lists and tuples. `Value` sets another type;
+`GGUFFile.typed_metadata()` has the types of a file.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def write_gguf(
 ) -> None:
     """Write metadata and tensors in the given order. The file appears only when it is complete.
 
-    `alignment` is stored as `general.alignment`. If the metadata has no such key either, tensors are aligned to 32
-    bytes.
+    `alignment`, in bytes, is stored as `general.alignment`. Without `alignment`, the value of `general.alignment` in
+    the metadata is used, and 32 if the metadata has no such key.
 
     Raises:
         OptionError: GGUF cannot store a key, value, name or shape, or the version or alignment is invalid.
@@ -156,7 +157,7 @@ def _kind_of(value: object, option: str) -> ValueType:
 
 
 def _common_kind(values: Sequence[object], option: str) -> ValueType:
-    """Return the stored type of numbers; raise OptionError if GGUF has none."""
+    """Return a type that can store all of the numbers or bools; raise OptionError if GGUF has none."""
     if all(isinstance(value, bool) for value in values):
         return ValueType.BOOL
     integers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
@@ -172,7 +173,7 @@ def _common_kind(values: Sequence[object], option: str) -> ValueType:
 
 
 def _encoded(kind: ValueType, value: object, option: str, depth: int) -> bytes:
-    """Return the bytes of a value that is stored as `kind`; `depth` counts the arrays around it.
+    """Return the bytes of a value that is stored as `kind`; `depth` is the number of enclosing arrays.
 
     Raises:
         OptionError: the type cannot hold the value.
@@ -208,12 +209,12 @@ def _encode_array(value: object, option: str, depth: int) -> bytes:
     else:
         kind = _common_kind(value, option)
     items = (_encoded(kind, item, f"{option}[{i}]", depth) for i, item in enumerate(value))
-    # An array begins with the type of its elements, also an inner array.
+    # Every array, also an inner one, begins with the type and the number of its elements.
     return struct.pack("<IQ", kind, len(value)) + b"".join(items)
 
 
 def _string(text: object, option: str, max_bytes: int = 1 << 30) -> bytes:
-    """Return the bytes of a string: its length, then its text in UTF-8; raise OptionError if that is not possible."""
+    """Return the bytes of a string: its length, then its text in UTF-8. Raise OptionError if GGUF cannot store it."""
     if not isinstance(text, str):
         raise OptionError(f"{option} must be a str, not {shown(text)}", option=option, found=text)
     try:

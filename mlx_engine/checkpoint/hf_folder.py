@@ -14,8 +14,8 @@ from mlx_engine.errors import FormatError, SourceError, first
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 NUMBERED = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
-# The most bytes of a JSON file, and the most lists and objects in it. The second limit bounds the memory of the parsed
-# value: an empty list has 3 bytes in the file, but 64 in memory. The largest published index has 17 MB.
+# Limits of a JSON file: the number of its bytes, and of the lists and objects in it. The second limit bounds the memory
+# of the parsed value: an empty list has 3 bytes in the file, but 64 in memory. The largest published index has 17 MB.
 MAX_JSON_BYTES, MAX_JSON_VALUES = 1 << 25, 1 << 20
 SHARD_NAME = re.compile(r"[\w.-]+\.safetensors")
 
@@ -26,7 +26,10 @@ def has_safetensors(folder: Path) -> bool:
 
 
 def shards(folder: Path) -> list[SafetensorsFile]:
-    """Open the files in a folder's index; without an index, model.safetensors; without either, the named shards.
+    """Open the safetensors files of a folder.
+
+    These are the files that the index lists; without an index, model.safetensors; without model.safetensors, the files
+    model-I-of-N.safetensors.
 
     Raises:
         SourceError: a file is missing.
@@ -77,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         SourceError: the file is missing, or cannot be read.
-        FormatError: the file is a Git-LFS pointer, not JSON, too large, or not an object.
+        FormatError: the file is a Git-LFS pointer, is too large, is not JSON, or does not contain an object.
     """
     content = read_file(path, MAX_JSON_BYTES)
     refuse_pointer(path, content, "JSON")
@@ -89,7 +92,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(content: bytes | str, where: str, hint: str = "download the file again") -> Any:
-    """Return the value of a JSON text, or raise FormatError; `where` names its file in errors."""
+    """Parse a JSON text; raise FormatError if it is invalid or too large. `where` names its file in errors."""
     braces, brackets = ("{", "[") if isinstance(content, str) else (b"{", b"[")
     n_values = content.count(braces) + content.count(brackets)  # type: ignore[arg-type]
     if len(content) > MAX_JSON_BYTES or n_values > MAX_JSON_VALUES:

@@ -1,4 +1,4 @@
-"""Download models by hub id with huggingface_hub, with its cache, access token and progress bars."""
+"""Download models by hub id, with the cache, access token and progress bars of huggingface_hub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlx_engine.errors import SourceError, shown
 # Timeout in seconds of the first request to the hub.
 TIMEOUT = 5.0
 
-# Errors with which the hub refuses a request. Other OSErrors are a full disk or a missing network, for example.
+# Errors with which the hub refuses a request. Other OSErrors have other causes, such as a full disk or no network.
 REFUSALS = (HfHubHTTPError, EntryNotFoundError)
 # Errors of the file system when a download is written to the cache.
 _LOCAL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
@@ -29,18 +29,19 @@ FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "toke
 def download(repo: str, file: str | None) -> Path:
     """Download a GGUF file of `repo`, or its safetensors folder, unless it is cached. Return the path.
 
-    `file` is the name of a file, or a type such as Q4_K_M, for the only GGUF file with this type in its name. Without
-    `file`, choose the only GGUF file of the repository, or its only Q8_0 file; if it has no GGUF files, choose the
-    safetensors folder. Without a network, return the model in the cache.
+    `file` is the name of a file, or a type such as Q4_K_M, which selects the only GGUF file with this type in its name.
+    Without `file`, choose the only GGUF file of the repository; if there are several, the only Q8_0 file; if there are
+    none, the safetensors folder. If the hub does not answer, return the path of the model in the cache.
 
     Raises:
-        SourceError: no network and no cached model, no such repository or file, or several candidate files.
+        SourceError: no network and no cached model, no such repository or file, several candidate files, or a cache
+            that cannot be written.
     """
     name = HubName(repo, file)
     _check_file_name(repo, file)
     try:
-        # The list of files is requested even if `file` is given: without a network, this request fails within
-        # `TIMEOUT`, but a download of huggingface_hub only after retries for half a minute.
+        # The list of files is requested even if `file` is given. Without a network, this request fails within
+        # `TIMEOUT`, whereas a download by huggingface_hub fails only after it has retried for half a minute.
         files = _remote_files(repo)
         return _fetch(repo, _choose(repo, files, file), offline=False)
     except HFValidationError as error:
@@ -115,10 +116,10 @@ def _fetch(repo: str, file: str | None, *, offline: bool) -> Path:
 
 
 def _choose(repo: str, files: Sequence[str], wanted: str | None) -> str | None:
-    """Return the GGUF file to download, or None for the safetensors folder. `wanted` is the `file` of `download`."""
+    """Return the GGUF file to download; None for the safetensors folder. `wanted` is as `file` in `download`."""
     if wanted is not None and not is_type(wanted):
         return wanted
-    # Leave out all but the first part of split files, and files with encoders of images or audio (mmproj).
+    # Leave out the later parts of split files, and files with encoders of images or audio (mmproj).
     ggufs = [name for name in files if name.lower().endswith(".gguf") and name == part_names(name)[0]]
     ggufs = [name for name in ggufs if not PurePosixPath(name).name.lower().startswith("mmproj")]
     if not ggufs:

@@ -1,6 +1,6 @@
 """Compute digests of a checkpoint's files: `identity`, a quick one over some of the bytes, and `digest` over all bytes.
 
-They show whether two processes, or a cache on disk and a process, have the same model.
+Comparing digests shows whether two processes, or a process and a cache on disk, have the same model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PIECES, PIECE_BYTES = 256, 16 << 10
 
 
 def _weight_files(path: Path) -> list[Path]:
-    """Return a model file with all its parts, or a folder's safetensors files in order of names."""
+    """Return all parts of a model file, or a folder's safetensors files in order of their names."""
     return sorted(path.glob("*.safetensors")) if path.is_dir() else part_files(path)
 
 
@@ -59,7 +59,8 @@ def digest(path: Path) -> str:
 def signature(path: Path) -> str:
     """Return a text with the paths, sizes, inodes and times of a checkpoint's weight files; "" if `stat` fails for one.
 
-    The text changes with every write to a file, because programs cannot set the change time (ctime) of a file.
+    The text changes with every write to a file: a write updates the change time (ctime) of the file, and no program can
+    set this time back.
     """
     try:
         about = [(str(file.resolve()), file.stat()) for file in _weight_files(path)]
@@ -69,7 +70,7 @@ def signature(path: Path) -> str:
 
 
 def kept_digest(path: Path, folder: Path, loaded: str | None = None) -> str:
-    """Return the `digest` of a checkpoint; keep it in a file in `folder`, for later calls with unchanged files.
+    """Return the `digest` of a checkpoint. Keep it in a file in `folder`, for later calls with unchanged files.
 
     `loaded` is the `signature` of the files when their weights were loaded.
 

@@ -20,8 +20,8 @@ from mlx_engine.quant.weight import Weight
 class TensorRow:
     """One tensor of a listing.
 
-    `type` is spelled as in the file; for a matrix that MLX has quantised, it is the name of its `GroupType`. `nbytes`
-    is None if the type of a tensor in a folder cannot be read.
+    `type` is the name of the type in GGUF or safetensors; for a matrix that MLX has quantised, the name of its
+    `GroupType`. `nbytes` is None if a tensor in a folder has a type that this program cannot read.
     """
 
     name: str
@@ -37,7 +37,7 @@ class TensorRow:
 
 @dataclass(frozen=True)
 class Total:
-    """Totals of several tensors; `nbytes` is None if it is None for one of them."""
+    """Totals of several tensors; `nbytes` is None if it is None for one of the tensors."""
 
     n_tensors: int
     n_elements: int
@@ -50,10 +50,10 @@ class Listing:
 
     Attributes:
         format: "GGUF" or "safetensors".
-        header: file_bytes and n_tensors; n_metadata except for a single safetensors file; for GGUF also version,
-            alignment and data_offset.
+        header: always file_bytes and n_tensors; for GGUF files and folders also n_metadata; for GGUF files also
+            version, alignment and data_offset.
         metadata: GGUF metadata, in the file's order; for a folder `Checkpoint.settings`; empty for a safetensors file.
-        kinds: the GGUF type of each metadata value; empty for safetensors.
+        kinds: maps each key of the metadata to the GGUF type of its value; empty for safetensors.
         tensors: in the file's order.
         weight: returns a stored tensor by name.
     """
@@ -92,7 +92,7 @@ class Listing:
         return [row for row in self.tensors if pattern in row.name]
 
     def totals(self) -> dict[str, Total]:
-        """Return totals by tensor type, and `all` if there are several types."""
+        """Return a map from each tensor type to its totals, and with several types, from "all" to their sums."""
         groups: dict[str, list[TensorRow]] = {}
         for row in self.tensors:
             groups.setdefault(row.type, []).append(row)
@@ -161,8 +161,8 @@ def _row(checkpoint: Checkpoint, name: str) -> TensorRow:
     return TensorRow(name, weight.shape, weight.type.name, weight.nbytes)
 
 
-# The sizes in the summary: GGUF keys without the architecture's prefix, and keys in config.json. The first key that a
-# file has is used.
+# Maps each size in the summary to its GGUF keys, without the architecture's prefix, and its keys in config.json. The
+# first key that a file has is used.
 _SIZES = {
     "n_layers": (("block_count",), ("num_hidden_layers", "n_layer")),
     "hidden_size": (("embedding_length",), ("hidden_size", "n_embd")),
@@ -199,10 +199,10 @@ def summary(listing: Listing) -> dict[str, object]:
 
 
 def _flat(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Return config.json with the nested settings of RoPE, and of a multimodal model's text model, on the top level.
+    """Return config.json with nested settings on its top level: those of RoPE and of a multimodal model's text part.
 
-    Transformers 5 writes the settings of RoPE to `rope_parameters`, with a mapping per kind of layer if these differ;
-    the mapping of full attention is used.
+    Transformers 5 writes the settings of RoPE to `rope_parameters`. If kinds of layers have different settings, there
+    is one mapping per kind; the mapping of full attention is used.
     """
     text = config.get("text_config")
     if isinstance(text, Mapping):
@@ -213,7 +213,7 @@ def _flat(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _add_defaults(known: dict[str, object], listing: Listing) -> None:
-    """Add the sizes that a GGUF file may omit because they follow from others."""
+    """Add the sizes that a GGUF file may omit because they follow from other metadata."""
     hidden, heads = known["hidden_size"], known["n_heads"]
     if known["head_dim"] is None and isinstance(hidden, int) and isinstance(heads, int) and heads:
         known["head_dim"] = hidden // heads

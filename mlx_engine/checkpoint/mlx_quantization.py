@@ -1,9 +1,9 @@
 """Read quantised matrices from folders that MLX has written: their settings in config.json, and their tensors.
 
-A quantised matrix NAME (..., N, K) is stored as NAME.weight, uint32 (..., N, K * bits / 32), NAME.scales (..., N, K /
-group size), and in the mode "affine" NAME.biases of the scales' shape. The setting `quantization` (or
-`quantization_config`) has "bits", "group_size" and "mode" for all matrices. Under the key NAME it may have other values
-for a single matrix, or false if this matrix is not quantised.
+A quantised matrix NAME (..., N, K), with N outputs and K inputs, is stored as NAME.weight, uint32 (..., N, K * bits /
+32), NAME.scales (..., N, K / group size), and in the mode "affine" NAME.biases of the scales' shape. The setting
+`quantization` (or `quantization_config`) has "bits", "group_size" and "mode" for all matrices. Its key NAME, if there
+is one, has other values for the matrix NAME, or false if this matrix is not quantised.
 
 Source: `load_model` and `quantize_model` of mlx-lm 0.32, mlx_lm/utils.py.
 """
@@ -41,7 +41,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Quantization:
-    """The settings of a folder: `default` for all matrices, `by_name` for single ones; None means not quantised."""
+    """A folder's settings: `by_name` for single matrices, None if not quantised; `default` for all other matrices."""
 
     default: Setting
     by_name: Mapping[str, Setting | None]
@@ -71,7 +71,8 @@ class GroupEntry:
 def read_quantization(config: Mapping[str, object], where: str) -> Quantization | None:
     """Return the settings of MLX's quantisation; None if the folder has none.
 
-    A `quantization_config` with a "quant_method" is of another program, such as GPTQ: return None.
+    Also return None if there is only a `quantization_config` with a "quant_method": another program, such as GPTQ, has
+    quantised this folder.
 
     Raises:
         UnsupportedConfigError: a setting is unknown or invalid.
@@ -114,7 +115,9 @@ def _setting(values: Mapping[str, object], where: str, key: str) -> Setting:
 
 
 def group_entries(files: Mapping[str, SafetensorsFile], quantization: Quantization) -> dict[str, GroupEntry]:
-    """Return the quantised matrices of a folder, by the names of their quants (NAME.weight).
+    """Return a map from the name of each quantised matrix's quants (NAME.weight) to its `GroupEntry`.
+
+    `files` maps the name of each tensor to its file.
 
     Raises:
         FormatError: the tensors of a matrix do not fit together, or do not fit the settings.

@@ -24,16 +24,17 @@ class Checkpoint:
 
     Attributes:
         where: the file or folder, for error messages.
-        naming: the names of tensors and settings: those of GGUF, or of Hugging Face transformers ("hf").
+        naming: "gguf" or "hf": whether tensors and settings have the names of GGUF or of Hugging Face transformers.
         architecture: GGUF's general.architecture, or config.json's model_type.
-        settings: GGUF metadata under the architecture's prefix, without the prefix; or config.json, without those
-            settings of quantisation that `shapes` and `weight` already take into account.
+        settings: the GGUF metadata whose keys begin with the architecture's prefix, without the prefix; or config.json,
+            without those settings of quantisation that `shapes` and `weight` already take into account.
         metadata: all GGUF metadata; empty for a folder.
-        shapes: every tensor's row-major shape. A quantised matrix has the shape of its weights, not of its quants.
+        shapes: maps the name of each tensor to its row-major shape. For a quantised matrix, this is the shape of its
+            weights, not of its quants.
         weight: returns a stored tensor by name; its bytes are read from disk when they are first used.
         notes: lines for the user about settings that are ignored.
-        is_converted: whether layers that GPTQ, AWQ or a similar program has quantised are converted when they are read.
-            The types of these weights are unknown before.
+        is_converted: whether GPTQ, AWQ or a similar program has quantised layers, which `weight` converts. The types of
+            their weights are unknown before they are read.
     """
 
     where: str
@@ -48,7 +49,7 @@ class Checkpoint:
 
     @property
     def n_embeddings(self) -> int:
-        """Rows of the GGUF embedding table; without a table, the size of the vocabulary, or 1 if it is missing too."""
+        """Rows of the GGUF embedding table; without a table, tokens of the vocabulary; without both, 1."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         n_tokens = len(tokens) if isinstance(tokens, list) else 0
         return (self.shapes.get("token_embd.weight") or (max(n_tokens, 1),))[0]
@@ -127,7 +128,7 @@ def _from_folder(folder: Path, expand: bool) -> Checkpoint:
 
 
 def _expanded(checkpoint: Checkpoint, layers: Mapping[str, Layer]) -> Checkpoint:
-    """Replace the tensors of quantised layers by one weight each, and drop `quantization_config`."""
+    """Return a checkpoint with one weight per quantised layer, and without the setting `quantization_config`."""
     parts = {name for layer in layers.values() for name in layer.parts}
     shapes = {name: shape for name, shape in checkpoint.shapes.items() if name not in parts}
     return replace(
@@ -139,7 +140,8 @@ def _expanded(checkpoint: Checkpoint, layers: Mapping[str, Layer]) -> Checkpoint
     )
 
 
-# Descriptions and hints for GGUF files that have no model. The key is `general.type`, or else `general.architecture`.
+# Maps a GGUF file's `general.type`, or if that is not a key, its `general.architecture`, to a description and a hint.
+# These files have no model.
 GGUF_KINDS = {
     "adapter": (
         "a LoRA adapter, which changes a model's weights and has none of its own",
@@ -193,6 +195,7 @@ def refuse_other_folders(folder: Path) -> None:
     raise SourceError(f"{folder}: not a model folder (config.json and safetensors): found {found}; {hint}")
 
 
+# A description of a folder and a hint; None if the folder is of another kind.
 Found = tuple[str, str] | None
 
 

@@ -18,7 +18,7 @@ _KINDS = (
 )
 _TORCH = "convert its folder to safetensors with transformers' save_pretrained, and load the new folder"
 _GGML = ("a file of GGML, which is older than GGUF", "download the GGUF file of this model")
-# Kinds of files that users pass in place of a GGUF file, by their first bytes: a description and a hint.
+# Maps the first bytes of a file that a user has passed in place of a GGUF file to a description and a hint.
 _SIGNATURES = {
     b"PK\x03\x04": ("a ZIP archive, as PyTorch writes weights", _TORCH),
     b"\x80": ("a pickle, as PyTorch writes weights", _TORCH),
@@ -33,7 +33,7 @@ def refuse_other_paths(path: Path, expected: str) -> None:
     """Check that there is a regular file at `path`.
 
     Raises:
-        SourceError: there is nothing at the path, or a folder, a pipe or a device.
+        SourceError: there is nothing at the path, or something other than a regular file, such as a folder or a pipe.
         OSError: the path cannot be examined (`stat` fails).
         ValueError: the path has a NUL character.
     """
@@ -53,7 +53,7 @@ def read_file(path: Path, most: int) -> bytes:
 
     Raises:
         SourceError: there is no regular file at the path, or it cannot be read.
-        FormatError: the file is larger.
+        FormatError: the file has more than `most` bytes.
     """
     try:
         refuse_other_paths(path, "a readable file")
@@ -68,7 +68,7 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
-    """Return a description and a hint for a file that is not GGUF, by its first bytes `head`; None for other files."""
+    """Return a description of a file that is not GGUF, and a hint, by its first bytes; None for an unknown kind."""
     name_folder = f"name its folder, {path.parent if path.parent.name else path.parent.absolute()}"
     if head[8:9] == b"{" or path.suffix == ".safetensors":
         return "a safetensors file, which has no settings of a model", name_folder
@@ -77,7 +77,7 @@ def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
     return next((kind for magic, kind in _SIGNATURES.items() if head.startswith(magic)), None)
 
 
-# A Git-LFS pointer has fewer bytes than this, by its specification.
+# By its specification, a Git-LFS pointer has fewer bytes than this.
 POINTER_BYTES = 1024
 _VERSION = b"version https://git-lfs.github.com/spec/"
 _SIZE = re.compile(rb"^size (\d{1,18})\r?$", re.MULTILINE)
