@@ -69,7 +69,7 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
                 notice(f"\nended by {ended.name}")
             raise
         except BrokenPipeError:
-            # The reader of the pipe has closed it (`| head`). Redirect stdout, because Python would print an error at exit.
+            # The reader of the pipe has closed it (`| head`). Redirect stdout, else Python prints an error at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(FAILED) from None
         except OSError as error:
