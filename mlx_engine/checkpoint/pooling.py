@@ -28,9 +28,9 @@ GGUF_KINDS: Mapping[object, Kind] = {1: "mean", 2: "cls", 3: "last"}
 GGUF_RANK = 4
 CLASSIFIER = "cls.output.weight"
 FOLDER_KINDS: Mapping[str, Kind] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
-# Modules of sentence-transformers that are implemented, by the last part of their type.
+# The implemented modules of sentence-transformers; each is named by the last part of its type.
 MODULES = ("Transformer", "Pooling", "Normalize", "LogitScore")
-# The labels (see `Ranking`) of Qwen3-Reranker, which are the default.
+# The default labels (see `Ranking`): those of Qwen3-Reranker.
 LABELS = ("yes", "no")
 
 
@@ -55,10 +55,10 @@ class Pooling:
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """How a reranker scores a document: the softmax over the logits of two tokens, the labels.
+    """How a reranker scores a document: by the softmax over the logits of two tokens, the labels.
 
     Attributes:
-        labels: the probability of the first is the score.
+        labels: the texts of the two tokens. The score is the probability of the first one.
         template: the prompt, with {query} and {document}; None for the prompt of Qwen3-Reranker.
         classifier: (2, D) the rows of the output head for the labels, from the tensor `CLASSIFIER` of a GGUF file; None
             if the file has no such tensor.
@@ -119,7 +119,7 @@ def _of_folder(checkpoint: Checkpoint, folder: Path) -> Pooling:
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """Return for each module of modules.json the last part of its type, and its folder."""
+    """Return (type, folder) for each module of modules.json: the last part of its type and of its path."""
     try:
         listed = json.loads(path.read_text("utf-8"))
         if not isinstance(listed, list):

@@ -2,7 +2,7 @@
 
 The config.json of such a folder has a `quantization_config` with a `quant_method`. A quantised layer consists of
 several tensors: quants, scales, zero points. A reader per method finds the layers, and returns each as one weight with
-exactly the values that the method defines. The config may ask to quantise activations, too; this is ignored.
+exactly the values that the method defines. Settings that quantise activations are ignored.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class QuantConfig:
         self.where, self.values = where, values
 
     def expect(self, key: str, *allowed: object) -> Any:
-        """Return a setting, by default `allowed[0]`; raise UnsupportedConfigError if it is not among `allowed`."""
+        """Return a setting, or `allowed[0]` if it is absent; raise UnsupportedConfigError if it is not in `allowed`."""
         value = self.values.get(key, allowed[0])
         if not isinstance(value, str | int | float | None) or value not in allowed:
             raise self.error(key, " or ".join(map(repr, allowed)), value)
         return value
 
     def refuse_others(self, known: tuple[str, ...]) -> None:
-        """Raise UnsupportedConfigError if a setting is neither among `known` nor null, false or empty."""
+        """Raise UnsupportedConfigError if a setting outside `known` has a value other than null, false or empty."""
         for key, value in self.values.items():
             if key not in known and value not in (None, False, {}, []):
                 raise self.error(key, "absent", value)
@@ -63,8 +63,8 @@ class QuantConfig:
 
 
 def quant_method(values: Mapping[str, object]) -> str | None:
-    """Return the method of a `quantization_config`; None without a method, as in folders that MLX has quantised."""
-    # Folders that bitsandbytes wrote before transformers 4.34 do not name the method.
+    """Return the method of a `quantization_config`; None if it has none, as in folders that MLX has quantised."""
+    # Before release 4.34, transformers did not write the name of the method for bitsandbytes.
     is_old = any(key.startswith(("load_in_", "bnb_")) for key in values)
     method = values.get("quant_method", "bitsandbytes" if is_old else None)
     return method if method is None else str(method)
@@ -178,9 +178,10 @@ class Groups:
 
 
 def fields(words: NDArray[np.int32], bits: int, order: tuple[int, ...] | None = None) -> NDArray[np.int16]:
-    """Split words (n, k) into unsigned fields of `bits` bits, lowest first: (n, k * 32 / bits).
+    """Split 32-bit words (n, m) into fields of `bits` bits; return them as numbers >= 0, (n, m * 32 / bits) int16.
 
-    With an `order`, value i of a word is its field `order[i]`.
+    Field 0 of a word has the lowest bits. If `order` is None, the fields are returned in this order; else number i of a
+    word is its field `order[i]`.
     """
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     if order is not None:
@@ -191,12 +192,12 @@ def fields(words: NDArray[np.int32], bits: int, order: tuple[int, ...] | None = 
 
 
 def equal_groups(k: int, size: int) -> NDArray[np.int64]:
-    """Return (k,) the group of each column, for groups of `size` columns; -1 means one group for all columns."""
+    """Return (k,) the group of each column, for groups of `size` columns, or one group if `size` is -1."""
     return np.arange(k) // (k if size == -1 else size) if k else np.zeros(0, np.int64)
 
 
 AWQ_BITS = 4
-# Of the 8 outputs in a word, output i is in the 4-bit field `AWQ_ORDER[i]`; field 0 has the lowest bits.
+# A 32-bit word has the quants of 8 outputs, output i in the 4-bit field `AWQ_ORDER[i]`. The lowest bits are field 0.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _AWQ_KNOWN = (
     "backend", "bits", "desc_act", "do_fuse", "format", "fuse_max_seq_len", "group_size", "modules_to_fuse",
@@ -207,9 +208,9 @@ _AWQ_KNOWN = (
 def awq_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     """Find the layers of AWQ: `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`, where g is `k // group_size`.
 
-    `qweight` (K, N / 8) int32 packs the 4-bit quants of 8 outputs into a word, in `AWQ_ORDER`. `qzeros` (G, N / 8)
-    packs zero points in the same way. `scales` is (G, N). Only AWQ's version "gemm" is read; other versions pack quants
-    in another order.
+    `qweight` (K, N / 8) int32 packs the 4-bit quants of 8 outputs into a 32-bit word, in `AWQ_ORDER`. `qzeros` (G,
+    N / 8) packs zero points in the same way. `scales` is (G, N). Only AWQ's version "gemm" is read; other versions pack
+    quants in another order.
 
     Source: `dequantize_gemm`, github.com/casper-hansen/AutoAWQ, awq/utils/packing_utils.py.
     """
@@ -260,10 +261,10 @@ def gptq_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     """Find the layers of GPTQ: `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`.
 
     The group g of column k is `g_idx[k]`, or `k // group_size` if there is no `g_idx`. `qweight` (K * bits / 32, N)
-    int32 packs the quants of 32 / bits columns into a word, the first in the lowest bits. `scales` is (G, N). `qzeros`
-    (G, N * bits / 32) packs zero points in the same way, along N. The format "gptq_v2" stores zero points themselves,
-    "gptq" stores them minus 1. For "gptq", one addition adds 1 to all zero points of a 32-bit word, as in GPTQModel:
-    its carries undo the borrows that the subtraction from zero points of 0 caused.
+    int32 packs the quants of 32 / bits columns into a 32-bit word, the first in the lowest bits. `scales` is (G, N).
+    `qzeros` (G, N * bits / 32) packs zero points in the same way, along N. The format "gptq_v2" stores zero points,
+    "gptq" stores zero points minus 1. In "gptq", a zero point of 0 minus 1 has borrowed from the next field of its
+    word. So 1 is added to all fields of a word in one 32-bit addition, as in GPTQModel: its carries undo the borrows.
 
     Source: `QuantLinear.pack` and `forward`, github.com/AutoGPTQ/AutoGPTQ,
     auto_gptq/nn_modules/qlinear/qlinear_cuda.py; `convert_gptq_v1_to_v2_format_module`,
@@ -315,8 +316,8 @@ def mxfp4_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 
     NAME_blocks (experts, N, K / 32, 16) has the quants of groups of 32 weights, two per byte, the even one in the low
     half. NAME_scales (experts, N, K / 32) has an exponent e per group, for the scale 2**(e - 127). The weight (experts,
-    N, K) keeps the name NAME_blocks, because in folders that are not quantised the tensor NAME has another order of
-    axes.
+    N, K) keeps the name NAME_blocks, to tell it from the tensor NAME of folders that are not quantised, whose axes have
+    another order.
 
     Source: `convert_moe_packed_tensors`, Hugging Face transformers, integrations/mxfp4.py.
     """
@@ -349,8 +350,8 @@ _FP8_UNUSED = ("input_scale", "activation_scale")
 def fp8_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     """Find weights of type F8_E4M3 with float scales: `weight[n, k] = float32(q[n, k]) * scale`, rounded to float32.
 
-    There is a scale per block of rows and columns, per row, or one for the matrix. Published models have
-    `weight_scale_inv` for blocks of 128 x 128; in spite of this name, the stored number is the factor, not its inverse.
+    There is one scale per block of rows and columns, per row, or per matrix. Published models have `weight_scale_inv`
+    for blocks of 128 x 128; in spite of this name, the stored number is the scale, not its inverse.
 
     Source: `weight_dequant`, github.com/deepseek-ai/DeepSeek-V3, inference/kernel.py; OCP 8-bit Floating Point
     Specification (OFP8), revision 1.0, E4M3.
@@ -372,7 +373,9 @@ def block_size(config: QuantConfig, key: str, value: object) -> tuple[int, int]:
 
 
 def fp8_layer(files: Files, prefix: str, block: tuple[int, int] | None) -> Layer:
-    """Return the layer of `prefix.weight` (N, K), with a scale per `block` (rows, columns); None: per row or matrix.
+    """Return the layer of `prefix.weight` (N, K), with a scale per `block` (rows, columns).
+
+    If `block` is None, there is a scale per row or one for the matrix.
 
     Raises:
         FormatError: the scales are missing, or do not fit the weight.
@@ -412,16 +415,16 @@ _COMPRESSED_OPTIONAL = ("weight_zero_point", "weight_g_idx", "input_scale", "inp
 
 
 def compressed_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
-    """Find the layers of compressed-tensors: integers with scales per row, group of columns or matrix, and FP8.
+    """Find the layers of compressed-tensors: FP8, or integers with a scale per row, group of columns or matrix.
 
-    Integers: `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`, where the group g of column k is
-    `weight_g_idx[k]`, or `k // (K / G)` without this tensor.
+    For integers, `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`. The group g of column k is `weight_g_idx[k]`,
+    or `k // (K / G)` if this tensor is absent.
     - "int-quantized" and "naive-quantized" store 8-bit integers as `weight`, I8.
     - "float-quantized" stores `weight` as F8_E4M3 (see `fp8_layers`).
     - "pack-quantized" stores 4- or 8-bit integers plus 2**(bits - 1) as `weight_packed` (N, K * bits / 32) I32, the
-      first column in the lowest bits, and their shape in `weight_shape`.
+      first column in the lowest bits, and (N, K) as `weight_shape`.
     `weight_scale` is (N, G), (N, 1) or one number. Asymmetric weights have `weight_zero_point`: I8 of the scales'
-    shape, or packed along N; without this tensor zero points are 0.
+    shape, or I32, packed like `weight_packed` but along N. If this tensor is absent, zero points are 0.
 
     Source: github.com/vllm-project/compressed-tensors, src/compressed_tensors/compressors.
     """
@@ -450,7 +453,7 @@ def compressed_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 
 
 def _schemes(config: QuantConfig) -> list[Mapping[str, Any]]:
-    """Return the setting `weights` of each group of layers: how the layers are quantised."""
+    """Return the setting `weights` of each group of layers, which describes how the group is quantised."""
     groups = config.values.get("config_groups")
     if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
         raise config.error("config_groups", "a mapping of mappings", groups)
@@ -537,7 +540,7 @@ _READERS: dict[str, Callable[[QuantConfig, Files], Mapping[str, Layer]]] = {
 
 
 def read_layers(where: str, values: Mapping[str, Any], files: Files) -> Mapping[str, Layer]:
-    """Return the layers of a folder with this `quantization_config`, by the names of their weights.
+    """Return a map from the name of each quantised weight to its layer, for the `quantization_config` in `values`.
 
     Raises:
         UnsupportedConfigError: the method or one of its settings is not implemented.

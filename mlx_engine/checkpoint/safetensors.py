@@ -1,4 +1,4 @@
-"""Read and write safetensors files: an 8-byte header length, a JSON header, then tensor data.
+"""Read and write safetensors files: the header's length in 8 bytes, a JSON header, then tensor data.
 
 Files are memory-mapped. They are not trusted: every length is checked before it is used.
 
@@ -24,9 +24,9 @@ from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 
-# The types that `SafetensorsFile.weight` can load; GGUF has the same names.
+# The types that `SafetensorsFile.weight` can load; they have the same names in GGUF.
 READABLE = ("F32", "F16", "BF16")
-# The NumPy types of tensors that are parts of a quantised weight. BF16 and the 8-bit floats, which NumPy does not have,
+# Maps types in the file to the NumPy types of `SafetensorsFile.array`. NumPy has no BF16 and no 8-bit floats; these
 # are returned as unsigned integers with the same bits.
 ARRAYS = {
     "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E8M0": "u1", "I8": "i1", "U8": "u1", "I32": "<i4",
@@ -46,7 +46,7 @@ class TensorEntry:
 
 
 class SafetensorsFile:
-    """An open safetensors file; `tensors` is its header, by tensor name."""
+    """An open safetensors file; `tensors` maps each tensor's name to its entry in the header."""
 
     def __init__(self, path: Path, data: mmap.mmap | bytes, tensors: dict[str, TensorEntry]) -> None:
         self.path, self.tensors, self._data = path, tensors, data
@@ -69,7 +69,7 @@ class SafetensorsFile:
         return np.frombuffer(self._data, np.uint8, entry.stop - entry.start, entry.start)
 
     def array(self, name: str, *dtypes: str) -> NDArray[Any]:
-        """Return a tensor as a view of the mapped file, of its NumPy type in `ARRAYS`.
+        """Return a tensor as a view of the mapped file, with the NumPy type from `ARRAYS`.
 
         Raises:
             FormatError: the stored type is not among `dtypes`.
@@ -126,7 +126,7 @@ def _table(path: Path, data: mmap.mmap | bytes) -> dict[str, TensorEntry]:
 
 
 def _check_order(path: Path, table: dict[str, TensorEntry], start: int, size: int) -> None:
-    """Check that tensors fill the file from byte `start` on, without an overlap or a hole, as the format demands."""
+    """Raise FormatError if tensors overlap, or do not fill the file from byte `start` to its end, `size`."""
     end, before = start, "the header"
     for name, entry in sorted(table.items(), key=lambda item: (item[1].start, item[1].stop)):
         if entry.start != end:
@@ -157,7 +157,7 @@ def _entry(path: Path, name: str, row: object, base: int, size: int) -> TensorEn
         raise _damaged(path, f"{where} inside the file's {size:,} bytes", f"bytes {start:,} to {stop:,}")
     entry = TensorEntry(row["dtype"], shape, start, stop)
     if entry.dtype in ARRAYS and np.dtype(ARRAYS[entry.dtype]).itemsize * math.prod(shape) != stop - start:
-        raise _damaged(path, f"{where} to fill its shape {shape} of {entry.dtype}", f"{stop - start:,} bytes")
+        raise _damaged(path, f"{where} to have the length of shape {shape} in {entry.dtype}", f"{stop - start:,} bytes")
     return entry
 
 
@@ -191,7 +191,7 @@ class Entry:
 def write_safetensors(path: Path, entries: Iterable[Entry], pieces: Iterable[NDArray[np.uint8]]) -> None:
     """Write the header, then the tensor data piece by piece: only one piece is in memory at a time.
 
-    `pieces`, concatenated, are the bytes of all entries in their order. A piece may be a part of a tensor.
+    The concatenated `pieces` are the bytes of all entries, in order. A piece may be a part of a tensor.
 
     Raises:
         ValueError: the pieces have more or fewer bytes than the entries.

@@ -1,6 +1,6 @@
 """Write checkpoints with the shapes of real models and random weights ("shape:gpt2"), to benchmark without a download.
 
-Each checkpoint is written once, to the user's cache folder: GPT-2 and Gemma 3 as Hugging Face folders, the others as
+Each checkpoint is written once, to the user's cache folder. GPT-2 and Gemma 3 are Hugging Face folders, the others
 Q8_0 GGUF files. The models generate noise, but their timings are valid, because speed does not depend on the values of
 weights.
 """
@@ -33,14 +33,14 @@ from mlx_engine.observe import log
 from mlx_engine.quant.types import BF16, F32, Q8_0, GGMLType
 from mlx_engine.quant.weight import Weight
 
-# Tensors of a folder are drawn and written in pieces of this many values.
+# The random values of a folder's tensors are made and written in pieces of this many values.
 PIECE = 1 << 20
-# The standard deviation of uniform quants from -127 to 127.
+# The standard deviation of quants that are uniform from -127 to 127.
 QUANTS_STD = 73.6
 # The end tokens of the vocabulary.
 ENDS = ["<|endoftext|>", "<|im_end|>"]
 
-# Called with (pieces written, total pieces) of a folder; not called for GGUF files.
+# Called with (pieces written, total pieces) while a folder is written; not called for GGUF files.
 Progress: TypeAlias = Callable[[int, int], None]
 
 
@@ -48,8 +48,9 @@ Progress: TypeAlias = Callable[[int, int], None]
 class RandomTensor:
     """A tensor of random values, normally distributed with `mean` and `std`, with two exceptions.
 
-    With `is_decay`, values are uniform between -2 and -0.01, like decays of a gated delta network. Values of Q8_0 have
-    mean 0 and the given `std`; their quants are uniform from -127 to 127, because uniform numbers are faster to draw.
+    With `is_decay`, values are uniform between -2 and -0.01, like the tensor `ssm_a` of a gated delta network or a
+    Mamba2 mixer. Values of Q8_0 have mean 0 and the given `std`; their quants are uniform from -127 to 127, because
+    uniform numbers are faster to draw.
     """
 
     name: str
@@ -61,7 +62,7 @@ class RandomTensor:
 
     @property
     def nbytes(self) -> int:
-        """Length of `data`."""
+        """Length of `data`, in bytes."""
         return self.type.bytes_for(math.prod(self.shape))
 
     @property
@@ -70,7 +71,7 @@ class RandomTensor:
         return self.draw(np.random.default_rng(zlib.crc32(self.name.encode()))).data
 
     def draw(self, rng: np.random.Generator) -> Weight:
-        """Draw the values."""
+        """Return a weight with random values from `rng`."""
         if self.type == Q8_0:
             packed = np.empty(math.prod(self.shape) // 32, blocks.Q8_0)
             packed["qs"] = rng.integers(-127, 128, (len(packed), 32), dtype=np.int8)
@@ -87,7 +88,7 @@ def matrix(name: str, *shape: int, gain: float = 1.0, type: GGMLType = Q8_0) -> 
 
 
 def norm(name: str, n: int) -> RandomTensor:
-    """Return the weight of a norm, of values around 1."""
+    """Return a norm weight, with values around 1."""
     return RandomTensor(f"{name}.weight", (n,), 0.1, mean=1.0)
 
 
@@ -140,7 +141,7 @@ class Qwen3Shape(Shape):
         return "q8_0.gguf"
 
     def settings(self) -> dict[str, object]:
-        """Return the metadata whose keys begin with the architecture's name, without this beginning."""
+        """Return the metadata of this architecture; `write` puts the architecture's name before each key."""
         return {
             "block_count": self.n_layers,
             "context_length": self.context_length,
@@ -175,11 +176,11 @@ class Qwen3Shape(Shape):
 
     def attention(self, at: str, q_rows: int = 1) -> Iterator[RandomTensor]:
         """Yield the matrices of attention. With `q_rows` = 2, the query matrix also has the rows of an output gate."""
-        D, H, G = self.hidden_size, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        yield matrix(f"{at}attn_q", q_rows * H, D)
-        yield matrix(f"{at}attn_k", G, D)
-        yield matrix(f"{at}attn_v", G, D)
-        yield matrix(f"{at}attn_output", D, H, gain=0.3)
+        D, q_size, kv_size = self.hidden_size, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        yield matrix(f"{at}attn_q", q_rows * q_size, D)
+        yield matrix(f"{at}attn_k", kv_size, D)
+        yield matrix(f"{at}attn_v", kv_size, D)
+        yield matrix(f"{at}attn_output", D, q_size, gain=0.3)
 
     def ffn(self, at: str) -> Iterator[RandomTensor]:
         """Yield the matrices of the FFN."""
@@ -189,7 +190,7 @@ class Qwen3Shape(Shape):
         yield matrix(f"{at}ffn_down", D, F, gain=0.3)
 
     def drawn(self) -> Sequence[Weight | RandomTensor]:
-        """Return the tensors to write: with values, or as `RandomTensor`, whose values are drawn when it is written."""
+        """Return the tensors to write. A `RandomTensor` has no values yet: they are drawn when it is written."""
         rng = np.random.default_rng(0)
         return [tensor.draw(rng) for tensor in self.tensors()]
 
@@ -219,7 +220,7 @@ class Qwen35Shape(Qwen3Shape):
     def settings(self) -> dict[str, object]:
         return super().settings() | {
             "rope.dimension_count": self.head_dim // 4,
-            # The sections of position ids that llama.cpp expects in every file.
+            # The sections of multimodal RoPE, which llama.cpp expects in every file.
             "rope.dimension_sections": [11, 11, 10, 0],
             "full_attention_interval": self.interval,
             "ssm.conv_kernel": self.conv_kernel,
@@ -276,7 +277,7 @@ class Qwen35NextShape(Qwen35Shape):
 
 @dataclass(frozen=True)
 class Qwen3MoeShape(Qwen3Shape):
-    """Sizes of a Qwen3-MoE with an untied head. No layer is dense, so no tensor has the `intermediate_size`."""
+    """Sizes of a Qwen3-MoE with an untied head. No layer is dense, so `intermediate_size` is the size of no tensor."""
 
     n_experts: int
     n_experts_used: int
@@ -303,15 +304,16 @@ class Qwen3MoeShape(Qwen3Shape):
         yield matrix(f"{at}ffn_down_exps", X, D, F, gain=0.3)
 
     def drawn(self) -> Sequence[Weight | RandomTensor]:
-        return list(self.tensors())  # with values, all tensors together may exceed the memory
+        return list(self.tensors())  # the values of all tensors together may not fit into memory
 
 
 @dataclass(frozen=True)
 class DeepSeek2Shape(Qwen3MoeShape):
     """Sizes of a DeepSeek-V2, with YaRN and a dense first layer.
 
-    Queries have a latent, unlike those of DeepSeek-V2-Lite: llama.cpp loads models without this latent only if they
-    have 26 or 27 layers. `head_dim` is the size of a value head, and of a key head without its rotated part.
+    Queries are computed from a latent vector, unlike in DeepSeek-V2-Lite, because llama.cpp loads models without this
+    vector only if they have 26 or 27 layers. `head_dim` is the size of a value head, and of a key head without its
+    rotated part.
     """
 
     n_shared: int
@@ -435,7 +437,7 @@ class FolderShape(Shape):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Return config.json."""
+        """Return the contents of config.json."""
 
     def write(self, path: Path, name: str, progress: Progress | None = None) -> None:
         try:
@@ -474,7 +476,7 @@ class GPT2Shape(FolderShape):
     type: GGMLType = F32
 
     def config(self) -> dict[str, Any]:
-        """Return config.json: these sizes, and other values of openai-community/gpt2."""
+        """Return the contents of config.json: these sizes, else the values of openai-community/gpt2."""
         return {
             "activation_function": "gelu_new",
             "architectures": ["GPT2LMHeadModel"],
@@ -491,7 +493,7 @@ class GPT2Shape(FolderShape):
         }
 
     def tensors(self) -> Iterator[RandomTensor]:
-        """Yield tensors with GPT-2's initialisation: residual projections are scaled down with the number of layers."""
+        """Yield the tensors. As in GPT-2, `c_proj` matrices have the standard deviation 0.02 / sqrt(2 * n_layers)."""
         D = self.hidden_size
         residual = 0.02 / math.sqrt(2 * self.n_layers)
         yield RandomTensor("wte.weight", (self.vocab_size, D), 0.02)
@@ -531,7 +533,7 @@ class Gemma3Shape(FolderShape):
     type: GGMLType = BF16
 
     def config(self) -> dict[str, Any]:
-        """Return config.json: these sizes, and other values of google/gemma-3-1b-it."""
+        """Return the contents of config.json: these sizes, else the values of google/gemma-3-1b-it."""
         return {
             "architectures": ["Gemma3ForCausalLM"],
             "bos_token_id": 2,
@@ -556,12 +558,12 @@ class Gemma3Shape(FolderShape):
         }
 
     def tensors(self) -> Iterator[RandomTensor]:
-        """Yield the tensors. Norm weights are random around 0, because Gemma stores them minus 1."""
+        """Yield the tensors. Stored norm weights are around 0, because Gemma stores norm weights minus 1."""
         D, F, E = self.hidden_size, self.intermediate_size, self.head_dim
-        H, G = self.n_heads * E, self.n_kv_heads * E
+        q_size, kv_size = self.n_heads * E, self.n_kv_heads * E
         matrices = {
-            "self_attn.q_proj": (H, D), "self_attn.k_proj": (G, D), "self_attn.v_proj": (G, D),
-            "self_attn.o_proj": (D, H), "mlp.gate_proj": (F, D), "mlp.up_proj": (F, D), "mlp.down_proj": (D, F),
+            "self_attn.q_proj": (q_size, D), "self_attn.k_proj": (kv_size, D), "self_attn.v_proj": (kv_size, D),
+            "self_attn.o_proj": (D, q_size), "mlp.gate_proj": (F, D), "mlp.up_proj": (F, D), "mlp.down_proj": (D, F),
         }  # fmt: skip
         norms = {
             "input_layernorm": D, "self_attn.q_norm": E, "self_attn.k_norm": E, "post_attention_layernorm": D,
@@ -580,7 +582,7 @@ class Gemma3Shape(FolderShape):
 
 
 def tokens_and_merges(size: int) -> tuple[list[str], list[str]]:
-    """Return `size` tokens (256 bytes, byte pairs and triples, two end tokens) and the merges that produce them."""
+    """Return `size` tokens (256 bytes, byte pairs and triples, two end tokens) and the merges of pairs and triples."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = [chr(b) for b in plain] + [chr(256 + i) for i in range(256 - len(plain))]
     pairs = (f"{a} {b}" for a, b in itertools.product(letters, letters))
@@ -630,7 +632,7 @@ SHAPES: dict[str, Shape] = {
     "qwen3-30b-a3b": Qwen3MoeShape(4, 2048, 6144, 32, 4, 128, 12_672, 40_960, 1e6, 128, 8, 768),
     "qwen3.5-0.8b": Qwen35Shape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
     "qwen3.5-0.8b-mtp": Qwen35NextShape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
-    # 4 of 27 layers of DeepSeek-V2-Lite, and 4 of 52 layers of Nemotron-H 8B, with the same fraction of the vocabulary.
+    # 4 of 27 layers of DeepSeek-V2-Lite, and 4 of 52 of Nemotron-H 8B; the vocabularies are cut by the same factors.
     "deepseek-v2-lite-4": DeepSeek2Shape(
         4, 2048, 10_944, 16, 1, 128, 15_168, 163_840, 1e4, 64, 6, 1408, n_shared=2, q_latent=768, latent=512,
         rope_dim=64,
@@ -650,7 +652,7 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
     """Return the path of a shape's checkpoint. If there is none, write one first, and print its path if it is kept.
 
     Raises:
-        SourceError: there is no such shape, or the cache folder cannot be written.
+        SourceError: there is no such shape, or its checkpoint cannot be written.
     """
     if name not in SHAPES:
         raise SourceError(f"{PREFIX}{name}: unknown shape; choose {', '.join(SHAPES)}")
@@ -667,7 +669,7 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
         nbytes = size(sum(file.stat().st_size for file in files))
         log.note(
             f"{PREFIX}{name}: {nbytes} of random weights are kept in {path} for later runs; "
-            f"`mlx-engine cache remove {PREFIX}{name}` removes them, --no-cache keeps none"
+            f"`mlx-engine cache remove {PREFIX}{name}` removes them; with --no-cache, none are kept"
         )
     return path
 
@@ -705,5 +707,6 @@ def file_of(name: str) -> Path:
 
 def cache_folder() -> Path:
     """Return the folder for files that can be regenerated: mlx_engine in XDG_CACHE_HOME, or in ~/.cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's may fail
+    # `Path.expanduser` raises an error if the user has no home.
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     return Path(cache) / "mlx_engine"

@@ -24,7 +24,8 @@ KINDS = "a file, a folder, 'builtin' or a hub id org/repo[:file]"
 def resolve(source: str | Path, progress: Callable[[int, int], None] | None = None) -> Path:
     """Return the path of a model, given its name; the docstring of this module lists the forms of names.
 
-    A `Path` is always a path, even one such as `Path("builtin")`. `progress` is a `shapes.Progress`.
+    A `Path` is always a path, even one such as `Path("builtin")`. While a folder with random weights is written,
+    `progress` is called with (pieces written, total pieces).
 
     Raises:
         SourceError: nothing of this name exists, or it cannot be downloaded.
@@ -77,9 +78,9 @@ HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
 ADDRESS = re.compile(r"https?://|(www\.)?(huggingface\.co|hf\.co)/", re.IGNORECASE)
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 
-# First parts of the paths of pages that do not belong to a model.
+# If the first part of a page's path is one of these, the page does not belong to a model.
 NO_MODELS = ("datasets", "spaces", "collections", "papers", "docs", "blog")
-# PAGE in the address of a file: org/repo/PAGE/branch/file.
+# The address of a file is org/repo/PAGE/branch/file, where PAGE is one of these.
 FILE_PAGES = ("resolve", "blob", "raw")
 # The only branch that is read.
 BRANCH = "main"
@@ -101,7 +102,7 @@ class HubName(NamedTuple):
 
 
 def hub_name(text: str) -> HubName | None:
-    """Parse a hub id or an address; return None for any other text. Raise SourceError for an address of no model."""
+    """Parse a hub id or an address; return None for any other text. Raise SourceError if an address names no model."""
     if ADDRESS.match(text) is not None:
         return _from_address(text)
     match = HUB_ID.fullmatch(text)
@@ -114,13 +115,13 @@ def is_type(file: str) -> bool:
 
 
 def of_type(names: list[str], wanted: str) -> list[str]:
-    """Return the GGUF files that have a type such as Q4_K_M in their names, as a whole word and in any case."""
+    """Return the names that contain the type `wanted`, such as Q4_K_M, as a whole word. Case is ignored."""
     word = re.compile(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", re.IGNORECASE)
     return [name for name in names if word.search(name)]
 
 
 def _from_address(text: str) -> HubName:
-    """Return the model whose page or GGUF file has this address; raise SourceError for other hosts and branches."""
+    """Return the model whose page or GGUF file has this address; raise SourceError for any other address."""
     try:
         parts = urlsplit(text if "://" in text else f"https://{text}")
     except ValueError as error:

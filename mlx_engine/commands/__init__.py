@@ -21,8 +21,8 @@ except KeyboardInterrupt:
 # Typer's options for shell completion.
 COMPLETION = ("--install-completion", "--show-completion")
 
-# The summary of each command, in the order of help; the docstring of a command begins with it. Each name is that of a
-# module of this package, and of a function or a typer application in the module.
+# Maps each command to its summary, with which its docstring begins. Help lists the commands in this order. The command
+# NAME is the function or typer application NAME in the module NAME of this package.
 SUMMARIES = {
     "generate": "Generate text from a prompt",
     "chat": "Talk with a model",
@@ -43,7 +43,7 @@ SUMMARIES = {
 
 
 class Commands(UserDict[str, Any]):
-    """The commands by name. A command is imported when it is looked up, so --version and --help import none."""
+    """Maps names to commands. A command is imported when it is looked up, so --version and --help import none."""
 
     def __getitem__(self, name: str) -> Any:
         found = self.data[name]
@@ -94,8 +94,8 @@ def root(
 
 def main() -> None:
     """Run the command line: entry point of `mlx-engine`, `python -m mlx_engine` and cli.py."""
-    # Garbage collections while the vocabulary's some hundred thousand objects are made would take a tenth of the time
-    # to the first token.
+    # The vocabulary has some hundred thousand objects. With the default threshold, making them would start garbage
+    # collections, which would take a tenth of the time to the first token.
     gc.set_threshold(1_000_000)
     try:
         console.exit_on_signals()

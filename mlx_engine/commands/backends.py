@@ -44,14 +44,14 @@ def backends(
     print(f"{'auto':<10}selects {auto()} on this machine")
     for row in rows:
         if "decode" in row:
-            counted = "the counts of MLX's operations are those on Metal"
+            counted = "MLX's operations are counted as on Metal"
             print(f"\nGPU dispatches of one token of {model} on {row['name']} ({counted}):")
             print("".join(f"  {note}\n" for note in row["decode"].get("notes", ())), end="")
             print("\n".join(cost_lines(row["decode"])))
 
 
 def cost_lines(cost: dict[str, Any]) -> list[str]:
-    """Return lines about the cost of a decode step, which `decode_cost` has returned."""
+    """Format the result of `decode_cost`, the cost of a decode step, as lines."""
     return [
         f"  {cost['per_layer']} dispatches per layer: {_listed(cost['layer'])}",
         *(

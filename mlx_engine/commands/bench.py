@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Snapshots = Callable[[Callable[[int, int, str], None]], Iterator[list[Row]]]
 
-# Fields whose options a mode would ignore. --compare ignores all options but --out.
+# The fields of the options that a mode would ignore, and therefore refuses. --compare refuses all options but --out.
 IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap", "experts_memory")
 IGNORED_BY_SPECULATION = (
     "n_prompt", "n_gen", "both", "depth", "kv", "no_overlap", "budget", "sweep", "compare", "concurrency", "url",
 )  # fmt: skip
 IGNORED_BY_CLIENTS = ("both", "depth", "kv", "sweep", "compare")
-# With --url, these options are fixed when the server is started.
+# With --url, the server that is measured determines these options.
 IGNORED_BY_URL = (
     "backend", "quant", "quant_min_dim", "quant_layer", "threads", "activations", "kv_type", "no_jit", "no_overlap",
     "prefix_cache", "experts_memory",
@@ -220,7 +220,7 @@ def check_values(timing: TimingOptions, output: OutputOptions) -> None:
 
 
 def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mapping[str, str]) -> None:
-    """Raise OptionError if the mode would ignore a given option. `given` maps names of fields to the given flags."""
+    """Raise OptionError if the mode would ignore a given option. `given` maps the fields of given options to flags."""
     if mode.speculate is not None:
         refuse("--speculate", [given[name] for name in IGNORED_BY_SPECULATION if name in given])
     elif mode.draft is not None:
@@ -245,7 +245,7 @@ def refuse_sharing(tests: MeasureOptions, mode: ModeOptions, clients: Concurrenc
     refuse("--shard", [flag for flag, is_given in modes.items() if is_given])
     names = ", ".join(tests.names)
     message = f"--shard measures one backend, not {names}"
-    require(len(tests.names) == 1, option="--shard", expected="one backend with it", found=names, message=message)
+    require(len(tests.names) == 1, option="--shard", expected="one backend", found=names, message=message)
 
 
 def refuse(option: str, others: Sequence[str]) -> None:
@@ -285,7 +285,7 @@ def sweep_plan(tests: MeasureOptions, timing: TimingOptions, compute: ComputeOpt
         backends=None if tests.backend is None else names_of(tests.backend),
         **compute.types(),
     )
-    plan.rungs()  # checks the backends
+    plan.rungs()  # raises the errors above
     return plan
 
 
@@ -307,7 +307,7 @@ def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: Tim
     require(
         min(counts) >= 1, option="--concurrency", expected="at least one client", found=min(counts), message=message
     )
-    # A server gets new random prompts, because it may still have those of an earlier run in its prefix cache.
+    # A server gets new random prompts, because its prefix cache may still have the prompts of an earlier run.
     seed = 0 if clients.url is None else secrets.randbits(32)
     n_prompt = single("-p", tests.n_prompt, Load.n_prompt, "--concurrency", least=1)
     n_gen = single("-n", tests.n_gen, Load.n_gen, "--concurrency", least=1)
@@ -316,7 +316,11 @@ def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: Tim
 
 
 def single(option: str, texts: list[str] | None, default: int, mode: str, *, least: int) -> int:
-    """Return the only number of an option in the mode `mode`; raise OptionError for several, or one below `least`."""
+    """Return the number given for an option, or `default`. `mode` is the flag that makes a single number necessary.
+
+    Raises:
+        OptionError: several numbers are given, or the number is below `least`.
+    """
     from mlx_engine.bench.samples import numbers
 
     found = numbers(option, texts, [default])
@@ -400,7 +404,7 @@ def clients_rows(
 
 
 def print_snapshots(measure: Snapshots, model: str, output: OutputOptions) -> None:
-    """Measure several clients at once; print and save the rows, with a plot."""
+    """Measure several clients at once with `measure`; print the rows, and save them with a plot."""
     from mlx_engine.bench.concurrency import markdown, page
 
     with results("concurrency", model, output, markdown, page) as found, still_bar() as report:
@@ -421,7 +425,7 @@ def run_sweep(model: str, plan: Plan, output: OutputOptions) -> None:
 
 
 def print_bars(rows: Sequence[Row]) -> None:
-    """Print a bar for the rate of each backend to the terminal."""
+    """Print a bar per backend, which shows its rate."""
     from rich.console import Console
 
     from mlx_engine.bench.ladder import bars
@@ -432,7 +436,7 @@ def print_bars(rows: Sequence[Row]) -> None:
 
 
 def print_comparison(old: Path, new: Path, out: Path | None) -> None:
-    """Print the comparison of two files and save it to a folder."""
+    """Print the comparison of two files; if `out` is given, also save the comparison to this folder."""
     from mlx_engine.bench.compare import page
     from mlx_engine.bench.tables import make_folder, write
 
@@ -480,7 +484,7 @@ def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
 
 
 def warn_if_disturbed(found: list[Row]) -> None:
-    """Print a warning if other processes used the cores during the measurement, with the figures that are unusable."""
+    """If other processes used the cores during the measurement, print a warning that names the unusable figures."""
     from mlx_engine.bench.origin import finding
 
     if (warning := finding(found)) is not None:
@@ -498,7 +502,7 @@ def keep(found: list[Row], row: Row) -> None:
 
 
 def draw(found: list[Row], folder: Path) -> list[str]:
-    """Draw the plots of the rows; return their names, none if matplotlib cannot be imported."""
+    """Draw the plots of the rows; return their names, or an empty list if matplotlib cannot be imported."""
     try:
         from mlx_engine.bench import plots
     except ImportError as error:

@@ -29,7 +29,7 @@ cache = typer.Typer(
 )
 
 HUB_PREFIX = "models--"
-# Folders of compiled kernels are named by a digest of their source. NUMBA_CACHE_DIR may have other folders, too.
+# Folders of compiled kernels are named by a digest of their source. NUMBA_CACHE_DIR may have folders of other programs.
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 
 PrefixDir: TypeAlias = Annotated[
@@ -46,9 +46,9 @@ class Kept:
 
     Attributes:
         name: a hub id, shape:NAME, kernels, emulator, tuning or prefixes.
-        kind: whether a deleted item is downloaded again when it is needed, or made on this machine.
+        kind: whether a deleted item is downloaded or made again when it is needed.
         parts: the paths that `delete` deletes: `path` itself, or the engine's files in it.
-        nbytes: total bytes, not following links.
+        nbytes: total bytes of the files in `parts`; symbolic links do not count.
     """
 
     name: str
@@ -153,7 +153,7 @@ def kept() -> list[Kept]:
 
 
 def delete(item: Kept) -> None:
-    """Delete an item; raise SourceError if a part cannot be removed. Processes keep reading files that they opened."""
+    """Delete an item; raise SourceError if a part cannot be removed. Processes can still read files that are open."""
     for part in item.parts:
         try:
             if part.is_dir() and not part.is_symlink():
@@ -194,7 +194,7 @@ def _kernels() -> Iterator[Kept]:
     remove_dead(emulator)
     found = {
         "kernels": (compiled, [folder for folder in _folders(compiled) if _DIGEST.fullmatch(folder.name)]),
-        # Unfinished files belong to running processes: `remove_dead` has deleted those of dead processes.
+        # Unfinished files are left out: they belong to running processes, because `remove_dead` deletes the others.
         "emulator": (emulator, sorted(path for path in emulator.iterdir() if not path.name.endswith(ENDING))),
         "tuning": (tuning := shapes.cache_folder() / "tuning.json", [tuning] if tuning.is_file() else []),
     }
@@ -211,7 +211,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files below a folder; links do not count."""
+    """Return the bytes of a file, or of all files below a folder; symbolic links do not count."""
     files = [path] if not path.is_dir() else [Path(root, name) for root, _, names in os.walk(path) for name in names]
     sizes = 0
     for file in files:

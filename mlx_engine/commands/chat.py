@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 BUILTIN = (
     "This is the small built-in model. It tells short stories for children, and answers greetings and a few simple "
     "questions. It knows English only, and is no assistant.\n"
-    "Try: Tell me a story about a fox. Or: What is the capital of France? With --temp 0.8 every story is another one."
+    "Try: Tell me a story about a fox. Or: What is the capital of France? With --temp 0.8, every story is different."
 )
 
 
@@ -183,7 +183,7 @@ def session_file(name: str) -> Path:
 
 
 def resume(conversation: Conversation, file: Path) -> None:
-    """Continue a session: print its messages and, if they are of this model, use its saved keys and values.
+    """Continue a session: print its messages, and use its saved keys and values if they are of this model.
 
     Raises:
         EngineError: the messages cannot be read or rendered.
@@ -256,7 +256,7 @@ def functions_of(path: Path) -> list[Function]:
     text = read_text(None, path, "--tools")
     module = types.ModuleType(f"tools of {path.name}")  # `path.stem` may be the name of another module
     module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # where annotations are looked up
+    sys.modules[module.__name__] = module  # `typing` looks up annotations there
     try:
         exec(compile(text, str(path), "exec"), module.__dict__)  # the user has asked for it
     except (Exception, SystemExit) as error:
@@ -324,7 +324,7 @@ DECLINED = "The user does not want this call to be made."
 
 
 def called(chat: Chat, call: ToolCall, replies: Iterator[str]) -> str:
-    """Call a function if the user agrees; return the result, or tell the model why there is none.
+    """Call a function if the user agrees; return the result, or a text that tells the model why there is none.
 
     `replies` yields the lines that the user types.
     """
@@ -377,7 +377,7 @@ def answer(conversation: Conversation, ask: Ask, *, quiet: bool) -> None:
 
 
 def print_pieces(pieces: Iterator[str], stop: threading.Event, conversation: Conversation, *, quiet: bool) -> None:
-    """Print text and reasoning, but no calls, until they end or `stop` is set; then print a line feed."""
+    """Print the text and reasoning in `pieces`, but no calls. Stop if `stop` is set. Finally print a line feed."""
     reader = conversation.reader()
     with AnswerPrinter(quiet=quiet) as printer:
         for piece in pieces:
@@ -415,7 +415,7 @@ class AnswerPrinter(TextWriter):
 
 
 def limits_reached(conversation: Conversation) -> Iterator[str]:
-    """Yield lines about the end of the last answer, if the model did not end it itself."""
+    """If a limit ended the last answer, yield a line that names the limit."""
     generation = conversation.generation
     if generation is None or generation.finish_reason not in ("length", "timeout"):
         return
@@ -429,7 +429,7 @@ def limits_reached(conversation: Conversation) -> Iterator[str]:
 
 @contextmanager
 def stopped_by_ctrl_c() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets: a KeyboardInterrupt could interrupt a forward pass."""
+    """Yield an event. Ctrl-C sets it, and raises no KeyboardInterrupt, which could interrupt a forward pass."""
     pressed = threading.Event()
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield pressed
@@ -461,7 +461,7 @@ class Chat:
             without messages.
         functions: the tools, by name.
         always: the names of the tools that are called without asking.
-        changed: the options that /set has changed.
+        changed: the values of the options that /set has changed, by name.
     """
 
     conversation: Conversation
@@ -544,7 +544,7 @@ def read_messages(path: str) -> list[Any]:
     Raises:
         SourceError: the file cannot be read.
         FormatError: the file is not JSON.
-        OptionError: the JSON value is not a list.
+        OptionError: `path` is empty, or the file is not UTF-8 or has no list.
     """
     if not path:
         raise OptionError("/load needs the name of a file", option="/load")
@@ -639,7 +639,7 @@ def _use(conversation: Conversation, changed: dict[str, Any]) -> None:
 
 
 def _parsed(name: str, text: str) -> Any:
-    """Return the value of an option, without a check of its range; raise OptionError if it has another type."""
+    """Parse the value of an option, without a check of its range; raise OptionError if `text` is not of its type."""
     default, about = next((f.default, about) for f, about in declared() if f.name == name)
     if text == "off":
         return default
@@ -659,7 +659,7 @@ def _value(options: Options, name: str) -> Any:
 
 
 def _shown(name: str, value: Any) -> str:
-    """Format an option's value. For an unset option, return the default as in the help, or "off" if it has none."""
+    """Format an option's value. For an unset option, return the default as in help, or "off" if help shows none."""
     if value is None or value == ():
         unset = next(about.unset for f, about in declared() if f.name == name)
         return "off" if unset in (None, "none") else unset
@@ -777,7 +777,8 @@ def typed_messages(completer: Callable[[], Completer], *, keeps_history: bool = 
 
 def history_file() -> Path:
     """Return the file of the typed messages, in XDG_STATE_HOME or ~/.local/state."""
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - Path's may raise
+    # `Path.expanduser` raises an error if the user has no home.
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
     return Path(home) / "mlx_engine" / "chat_history"
 
 
@@ -812,7 +813,7 @@ def kept_history() -> History | None:
 
 @contextlib.contextmanager
 def without_echo() -> Iterator[None]:
-    """In the `with` block, hide typed text, which would appear in the answer. The next prompt shows it."""
+    """In the `with` block, hide typed text, which would appear in the answer. The next prompt shows this text."""
     try:
         import termios
 

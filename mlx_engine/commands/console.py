@@ -40,7 +40,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
     """Decorate a command: print a message and exit with a code if the command fails or is ended by a signal.
 
-    All exceptions but `EngineError`, lack of memory, signals and failures to write stdout are bugs, and keep their
+    Exceptions other than `EngineError`, lack of memory, signals and failures to write stdout are bugs, and keep their
     traceback.
     """
 
@@ -69,7 +69,7 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
                 notice(f"\nended by {ended.name}")
             raise
         except BrokenPipeError:
-            # The reader of the pipe has closed it (`| head`). Without this, Python prints another error at exit.
+            # The reader of the pipe has closed it (`| head`). Redirect stdout, else Python prints an error at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(FAILED) from None
         except OSError as error:
@@ -110,7 +110,7 @@ def escape_what_stdout_cannot_write() -> None:
 
 
 def read_text(text: str | None, file: Path | None, option: str) -> str:
-    """Return the text of an argument, a file, or stdin ("-", or neither argument nor file).
+    """Return the text of an argument, of a file, or, if the argument is "-" or neither is given, of stdin.
 
     Raises:
         OptionError: the text is missing, was given twice, or is not UTF-8.
@@ -145,7 +145,7 @@ def _from_stdin() -> bytes:
 
 
 def checked_text(text: str, option: str) -> str:
-    """Return an argument; raise OptionError if it was not UTF-8 (Python puts lone surrogates for wrong bytes)."""
+    """Return an argument; raise OptionError if it was not UTF-8, so that Python has put lone surrogates in it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -176,7 +176,7 @@ def safe_for(stream: TextIO | None, text: str) -> str:
 
 
 def is_plain(stream: TextIO | None) -> bool:
-    """Return whether to omit colours and progress bars: no terminal, a dumb terminal, or NO_COLOR."""
+    """Return whether to omit colours and progress bars: if there is no terminal or a dumb one, or NO_COLOR is set."""
     if stream is None or not stream.isatty():
         return True
     return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -199,7 +199,10 @@ def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[int, 
 
 @contextmanager
 def still_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """Show a bar, redrawn only when the caller reports (done, total, title): a drawing thread disturbs measurements."""
+    """Show a bar; the caller reports (done, total, title).
+
+    The bar is redrawn only at these reports, because a thread that redraws it would disturb measurements.
+    """
     if is_plain(sys.stderr):
         yield lambda done, total, title: None
         return
@@ -252,7 +255,7 @@ Self = TypeVar("Self", bound="TextWriter")
 
 DIM, RED, NORMAL = "\x1b[2m", "\x1b[31m", "\x1b[0m"
 
-# Line ends, spaces, printable ASCII between them, and any other character alone.
+# The parts of a text: a line end, a tab, a run of spaces, a run of printable ASCII, or any other character.
 PARTS = re.compile(r"\r?\n|\t| +|[!-~]+|.", re.DOTALL)
 TAB = 8
 
@@ -260,8 +263,8 @@ TAB = 8
 class TextWriter:
     """Writes text piece by piece. On a terminal, a word that grows past the end of its line moves to the next line.
 
-    A line may also end before or after a character of two columns, because Chinese and Japanese have no spaces. Words
-    that are longer than a line are left to the terminal. If the stream is not a terminal, text is written unchanged.
+    A line may also end before or after a character of two columns, because Chinese and Japanese have no spaces between
+    words. The terminal breaks words that are longer than a line. Text for a stream that is not a terminal is unchanged.
 
     In a `with` block, the writer ends its line before the log prints an event on the same terminal.
     """
@@ -299,17 +302,17 @@ class TextWriter:
             self.write("\n")
 
     def _fit_to_terminal(self) -> bool:
-        """Return whether to wrap words. After a change of width, update the position: the terminal has rewrapped."""
+        """Return whether to wrap words. If the width has changed, update the position: the terminal rewraps text."""
         width = columns_of(self._out)
         if width != self._width and width:
             self._column %= width
-            if self._column < self._word_width:  # the terminal has broken the word
+            if self._column < self._word_width:  # the terminal has broken the last word
                 self._word, self._word_width = [], 0
         self._width = width
         return width > 0
 
     def _placed(self, part: str, *, dim: bool) -> str:
-        """Return the text to write for a part, and move the position in the line.
+        """Return the text to write for a part, and update the position in the line.
 
         The last column stays free: terminals differ in where the cursor is after a character in that column.
         """
@@ -320,7 +323,7 @@ class TextWriter:
         fits = self._column + width < self._width
         if part[0] in " \t":
             self._word, self._word_width = [], 0
-            self._column += width  # spaces at the end of a full line are left out, and the next word begins a line
+            self._column += width  # spaces that do not fit are left out, and the next word begins a line
             return part if fits else ""
         shown = f"{DIM}{part}{NORMAL}" if dim else part
         if width == 2 and len(part) == 1:
@@ -330,7 +333,10 @@ class TextWriter:
         return self._grown(part, shown, width, fits=fits)
 
     def _grown(self, part: str, shown: str, width: int, *, fits: bool) -> str:
-        """Return the text to write for another part of the last word; move the word to the next line if it must."""
+        """Return the text to write for another part of the last word.
+
+        If the word does not fit into this line, the returned text moves the word to the next line.
+        """
         grown, earlier = self._word_width + width, "".join(self._word)
         self._word.append(shown)
         before, self._word_width = self._word_width, grown
@@ -349,7 +355,7 @@ class TextWriter:
 
 
 def columns_of(out: TextIO | None) -> int:
-    """Return the number of columns of a stream's terminal; 0 if the stream has none, or the terminal is dumb."""
+    """Return the number of columns of a stream's terminal; 0 if there is no terminal, or a dumb one."""
     if out is None or not out.isatty() or os.environ.get("TERM") == "dumb":
         return 0
     try:
@@ -367,12 +373,12 @@ def width_of(text: str) -> int:
     return cell_len(text)
 
 
-# SIGHUP comes when the terminal is closed; not every system has it.
+# The signals that end the process. SIGHUP is sent when the terminal is closed; not every system has this signal.
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class EndedBySignal(SystemExit):
-    """Raised in the main thread by a signal that ends the process; the exit code is that of a shell, 128 + number."""
+    """Raised in the main thread by a signal that ends the process; the exit code is 128 + number, as in a shell."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -387,7 +393,7 @@ def exit_on_signals() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    # A second signal must not interrupt the removal of files: systems send both when they stop.
+    # A second signal must not interrupt the removal of files: at shutdown, systems send both SIGTERM and SIGHUP.
     for other in ENDING:
         signal.signal(other, signal.SIG_IGN)
     raise EndedBySignal(number)

@@ -56,7 +56,7 @@ def test_a_line_says_once_what_is_kept_and_how_to_remove_it(cache: Path, name: s
     (item,) = [item for item in kept() if item.name == f"shape:{name}"]
     assert paths == {item.path}
     begins = f"shape:{name}: {size(item.nbytes)} of random weights are kept in {item.path} for later runs; "
-    assert line == f"{begins}`mlx-engine cache remove shape:{name}` removes them, --no-cache keeps none"
+    assert line == f"{begins}`mlx-engine cache remove shape:{name}` removes them; with --no-cache, none are kept"
 
 
 def test_a_shape_that_is_not_kept_is_there_until_the_command_ends(cache: Path, monkeypatch: pytest.MonkeyPatch):
