@@ -322,7 +322,7 @@ def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Seq
     """Convert a BPE merge list to SPM scores of all tokens; `normal` are the ids that merges may produce.
 
     BPE merges the adjacent pair of lowest rank. SPM merges the adjacent pair that forms the token of highest score.
-    Both produce the same tokens if the following holds for each token that SPM can produce: BPE encodes the token's text
+    Both produce the same tokens if this holds for each token that SPM can produce: BPE encodes the token's text
     as this one token. This is checked here. Proof: let two adjacent tokens form a token T. No merge has crossed the
     ends of the pair. So when BPE encodes the text of T alone, its last merge joins the same pair. Hence the pairs that
     SPM can merge are in the merge list, and SPM and BPE choose among the same pairs. They choose the same one, because
