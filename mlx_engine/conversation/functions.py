@@ -15,7 +15,8 @@ Tool: TypeAlias = "Function | Mapping[str, Any]"
 
 KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
-# ARGUMENTS matches a docstring's section of parameters, ARGUMENT a parameter in it, SECTION the heading of any section.
+# ARGUMENTS matches the section of a docstring that describes parameters, and ARGUMENT one parameter in this section.
+# SECTION matches the heading of a section.
 ARGUMENTS = re.compile(r"^(?:Args|Arguments|Parameters):[ \t]*\n(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 ARGUMENT = re.compile(r"^\*{0,2}(\w+)(?: *\([^)]*\))?: *(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 SECTION = re.compile(r"^(?:Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):[ \t]*$", re.MULTILINE)
@@ -26,7 +27,7 @@ class ToolCall(NamedTuple):
 
     Attributes:
         id: the id of the call, which is the `tool_call_id` of the message with the result.
-        arguments: the arguments by name; None if the model's text is no JSON object, as in an answer that was cut off.
+        arguments: maps the names of arguments to values; None if `text` is no JSON object.
         text: the JSON text of the arguments; incomplete if the answer was cut off.
     """
 
@@ -43,10 +44,13 @@ class ToolCall(NamedTuple):
 
 
 def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return tools in the form of OpenAI's API: make descriptions of functions, and complete given descriptions.
+    """Return a description of each tool, in the form of OpenAI's API.
+
+    `function_tool` describes functions. In given descriptions, missing fields are added.
 
     Raises:
-        OptionError: a tool is neither a description nor a function, or two tools have the same name.
+        OptionError: a tool is neither a valid description nor a function that `function_tool` can describe, or two
+            tools have the same name.
     """
     found = [function_tool(tool) if callable(tool) else _checked(tool, i) for i, tool in enumerate(tools)]
     names = [tool["function"]["name"] for tool in found]
@@ -71,13 +75,13 @@ def _checked(tool: Any, i: int) -> dict[str, Any]:
 
 
 def function_tool(function: Function) -> dict[str, Any]:
-    """Return the description of a function as a tool: its name, its docstring, and a JSON Schema of its parameters.
+    """Return the description of a function as a tool: its name, docstring text, and a JSON Schema of its parameters.
 
     Types come from the annotations, and the descriptions of parameters from the docstring's section `Args`. A parameter
-    without an annotation may have any value, and one with a default may be left out.
+    without an annotation may have any value. A parameter with a default may be left out.
 
     Raises:
-        OptionError: the function has no name, a parameter cannot be given by name, or JSON has no values of its type.
+        OptionError: the function has no name, a parameter cannot be given by name, or JSON cannot represent its type.
     """
     import msgspec
 
@@ -94,7 +98,7 @@ def function_tool(function: Function) -> dict[str, Any]:
             schema["properties"][match[1]].setdefault("description", " ".join(match[2].split()))
     for each in schema["properties"].values():
         if "enum" in each and all(isinstance(value, str) for value in each["enum"]):
-            each.setdefault("type", "string")  # many templates write the type of each parameter
+            each.setdefault("type", "string")  # many templates read the type of each parameter
     schema = {key: schema[key] for key in ("type", "properties", "required") if key in schema}
     if definitions:
         schema["$defs"] = definitions
@@ -141,9 +145,9 @@ class _Default:
 
 
 def call_function(function: Function, arguments: Mapping[str, Any] | None) -> str:
-    """Call a function with the arguments of a model, and return its result as text.
+    """Call a function with the arguments that a model has written, and return its result as text.
 
-    If the arguments are invalid or the function raises, the result is the error, so that the model can react to it.
+    If the arguments are invalid or the function raises, return the error's text, so that the model can react to it.
     """
     import msgspec
 

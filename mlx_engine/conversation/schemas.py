@@ -1,6 +1,6 @@
 """The arguments of a tool call: parse them, and find their types in the tool's JSON Schema.
 
-Some models write arguments without quotes. The types in the schema then decide between a string and another JSON value.
+Some models write arguments without quotes. The types in the schema then decide whether 7 is a string or a number.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from mlx_engine.constraint import target
 
 Types: TypeAlias = "frozenset[str]"
 
-# If a schema allows only these types, the value is text, or null.
+# If a schema allows only these types, its values are strings or null.
 STRINGS = frozenset({"string", "null"})
 
-# Names of types that clients send, although JSON Schema does not have them.
+# Maps names of types that clients send, but JSON Schema does not have, to names of JSON Schema.
 SYNONYMS = {
     "str": "string", "text": "string", "int": "integer", "float": "number", "double": "number", "bool": "boolean",
     "dict": "object", "list": "array",
@@ -24,12 +24,12 @@ SYNONYMS = {
 
 PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 
-# The deepest nesting of references and alternatives that is followed.
+# References and alternatives are followed down to this depth.
 MAX_DEPTH = 16
 
 
 def arguments_of(given: Any) -> dict[str, Any] | None:
-    """Return the arguments of a call, which are an object or the JSON text of one; None if they are neither."""
+    """Return the arguments of a call; `given` is an object or its JSON text. For any other value, return None."""
     try:
         found = json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
@@ -38,7 +38,7 @@ def arguments_of(given: Any) -> dict[str, Any] | None:
 
 
 def types_of(tool: Mapping[str, Any]) -> dict[str, Types]:
-    """Return the types that each argument of a tool may have; arguments that may have any type are left out."""
+    """Map the name of each argument of a tool to its allowed types. Leave out arguments that may have any type."""
     schema = tool.get("parameters")
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
@@ -70,8 +70,8 @@ def json_of(text: str, types: Types | None) -> str:
     """Convert a value that the model has written without quotes to JSON text.
 
     If the text is JSON of an allowed type other than string, return this JSON. Python's True, False and None count as
-    JSON. Numbers such as 007 count, too, if `types` has "integer" or "number". Any other text becomes a JSON string,
-    which includes quotes that the model has written. If `types` is None, any type is allowed.
+    JSON. Numbers such as 007 count, too, if `types` has "integer" or "number". Any other text becomes a JSON string. If
+    the text has quotes, they are part of the string. If `types` is None, any type is allowed.
     """
     plain = PYTHON_NAMES.get(text.strip(), text.strip())
     try:
@@ -87,7 +87,10 @@ def json_of(text: str, types: Types | None) -> str:
 
 
 def _number(text: str, types: Types) -> tuple[Any, str]:
-    """Return a number that is not written as in JSON, such as 007 or .5, and its JSON text; otherwise `text` twice."""
+    """Parse a number that is not in JSON's syntax, such as 007 or .5. Return the number and its JSON text.
+
+    If the text is not a number of an allowed type, return (text, text).
+    """
     kinds = [kind for name, kind in (("integer", int), ("number", float)) if name in types]
     for kind in kinds:
         try:

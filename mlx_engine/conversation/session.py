@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlx_engine.loop.stream import Generation, Progress, Stream
     from mlx_engine.tokenizer.chat import History
 
-# Finds where a template reads the reasoning of an answer from a field of the message.
+# Matches in a template that reads the reasoning of an answer from a field of the message.
 READS_REASONING = re.compile(r"""reasoning_content|\.thinking\b|\[['"]thinking['"]\]""")
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
@@ -54,14 +54,14 @@ class Turn:
 
 
 class Conversation:
-    """A conversation, whose prompts have all earlier messages.
+    """A conversation. Each prompt has all earlier messages.
 
-    Earlier answers keep the token ids that the model generated, so that each prompt begins with cached tokens. A
-    model without a chat template continues the text of all messages instead, see `plain_text`.
+    With a chat template, prompts repeat earlier answers by the token ids that the model generated, so that each prompt
+    begins with cached tokens. Without a chat template, the whole text of `plain_text` is encoded for each prompt.
 
     Attributes:
         messages: the messages so far. If the last one is a question without an answer, the next question replaces it.
-        turns: the turns whose answers have been generated here or restored by `restore`; `load` adds none.
+        turns: the turns whose answers have been generated here or restored by `restore`; `load` removes all turns.
     """
 
     @names_options
@@ -81,7 +81,7 @@ class Conversation:
             engine: the model.
             options: options of every answer.
             system: the system message; None for none.
-            kv_memory: bytes for keys and values; None takes the free memory of the machine, at most a full context.
+            kv_memory: bytes for keys and values, at most those of a full context; None takes half of the free memory.
             variables: variables of the chat template, such as `enable_thinking`.
             tools: descriptions of the tools that the model may call, in the form of OpenAI's API.
         """
@@ -152,7 +152,7 @@ class Conversation:
         return [ToolCall.of(call) for call in last.get("tool_calls", ())]
 
     def give(self, results: Sequence[str], *, progress: Progress | None = None) -> Iterator[str]:
-        """Add the results of `calls`, in their order; return the next answer, and raise errors, as `ask` does."""
+        """Add the results of `calls`, in the same order. Return the next answer and raise errors as `ask` does."""
         given = [
             {"role": "tool", "tool_call_id": call.id, "content": result}
             for call, result in zip(self.calls, results, strict=True)
@@ -271,7 +271,7 @@ class Conversation:
         for turn in self.turns:
             n = n_system + turn.n_messages
             if n <= len(messages):
-                # Adds the prompt to the history: an answer can be added only after its prompt.
+                # This call adds the prompt to the history: an answer can be added only after its prompt.
                 conversation_ids(self.engine.prompts, messages[: n - 1], self.variables, history, self.tools)
                 history.add_answer(turn.generation.prompt_ids, turn.generation.token_ids)
         return history
@@ -316,8 +316,8 @@ class Conversation:
         """Return the message of an answer.
 
         If the template reads reasoning from a field, the reasoning is moved from the content to `reasoning_content`.
-        If not, the content is the text as generated; templates of thinking models remove the reasoning themselves. The
-        content of an answer with calls never has reasoning or calls.
+        If not, the reasoning stays in the content, because templates of thinking models remove it themselves. But if
+        the answer has tool calls, both the calls and the reasoning are always removed from the content.
         """
         from mlx_engine.conversation.answer import message_of
 
@@ -327,7 +327,7 @@ class Conversation:
         found = message_of([*reader.add(generation.text, self.marks), *reader.finish(is_cut=is_cut)])
         reads_reasoning = READS_REASONING.search(self.engine.tokenizer.chat_template or "")
         if "tool_calls" in found:
-            # A call that was cut off cannot get a result.
+            # Drop a call that was cut off, because it cannot get a result.
             kept = [call for call in found["tool_calls"] if arguments_of(call["function"]["arguments"]) is not None]
             message |= {"content": found["content"] or "", **({"tool_calls": kept} if kept else {})}
         if reads_reasoning and found.get("reasoning_content"):
@@ -390,7 +390,7 @@ def conversation_ids(
 def plain_text(messages: Sequence[dict[str, Any]]) -> str:
     """Return messages as one text, for a model without a chat template.
 
-    The system message is a paragraph of its own. An answer continues the line of its question; questions begin a line.
+    An empty line follows the system message. Each question begins a new line, and its answer continues this line.
     """
     pieces = []
     for i, message in enumerate(messages):

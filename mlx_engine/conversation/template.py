@@ -1,8 +1,9 @@
-"""Render a conversation with a chat template, in a form that the template supports, without losing any part of it.
+"""Render a conversation with a chat template, in a form that the template supports, without losing any message part.
 
-`dialect_of` renders short test conversations once, to find the forms of messages that the template writes without loss.
-Each conversation is rewritten to these forms and rendered. Then every text, tool name and argument is searched in the
-prompt. If one is missing, plainer forms are tried. If it is still missing, an error names it.
+`dialect_of` renders short test conversations once, to find the template's *dialect*: the forms of messages that it
+writes without loss. A conversation is rewritten to these forms and rendered. (Conversations that most templates support
+are first rendered as they are.) Then every text, tool name and argument is searched for in the prompt. If a part is
+missing, plainer forms are tried. If a part is missing in every form, an error names the part.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def chat_ids(
 
 
 def written_calls(tokenizer: Tokenizer, calls: Sequence[Mapping[str, Any]]) -> str:
-    """Return calls as text in the model's format, or in the most common format if the model's is unknown."""
+    """Return calls as text in the model's format. If it is unknown or cannot be written, use the most common format."""
     form = format_of(tokenizer)
     return _in_tags(calls) if form is None or form.written is None else form.write(calls)
 
@@ -91,7 +92,8 @@ def _tools(prompt: ChatPrompt, dialect: Dialect) -> Sequence[Mapping[str, Any]]:
 
 def _dialects(tokenizer: Tokenizer, prompt: ChatPrompt) -> Iterator[Dialect]:
     """Yield the dialects to try, beginning with those that change the messages least."""
-    # Most templates can write alternating texts as they are. Trying this first saves rendering the test conversations.
+    # Most templates can write alternating user and assistant texts unchanged. If this template can, the test
+    # conversations need not be rendered.
     if _is_common(prompt):
         yield Dialect()
     if tokenizer.chat_template is not None:
@@ -139,9 +141,10 @@ def accepts(prompt: ChatPrompt, where: str) -> Check:
 def lost(prompt: ChatPrompt, text: str) -> str | None:
     """Return the first part of a conversation that is missing from its rendered text; None if all parts are there.
 
-    Parts are texts, names of tools, and the names and values of arguments, unchanged or in JSON's or Python's syntax.
-    Parts must be in the order of their messages, except instructions (system and developer messages), which templates
-    may move. White space at the ends of a text is ignored. Reasoning is no part: templates drop earlier reasoning.
+    Parts are texts, names of tools, and the names and values of arguments. They may be unchanged or in JSON's or
+    Python's syntax. They must be in the order of their messages, except instructions (system and developer messages),
+    which templates may move. White space at the ends of a text is ignored. Reasoning is no part, because templates drop
+    earlier reasoning.
     """
     for i, tool in enumerate(prompt.tools):
         name = tool.get("function", tool).get("name", "") if isinstance(tool.get("function", tool), Mapping) else ""
@@ -195,7 +198,7 @@ def _without_reasoning(text: str) -> str:
 
 
 def _end(text: str, part: Any, begin: int) -> int | None:
-    """Return the index after the first occurrence of a part, unchanged or as in JSON or Python; None if absent."""
+    """Find a part, unchanged or in JSON's or Python's syntax, from `begin` on; return the index of its end, or None."""
     if isinstance(part, str):
         part = part.strip()
         if (at := text.find(part, begin)) >= 0:
@@ -209,12 +212,12 @@ def _end(text: str, part: Any, begin: int) -> int | None:
 
 # ---- the forms that a template supports ----
 
-# The dialects of chat templates, by tokenizer and template.
+# Maps a tokenizer and the text of its chat template to the template's dialect.
 _KNOWN: WeakKeyDictionary[Tokenizer, dict[str, Dialect]] = WeakKeyDictionary()
 
 
 def dialect_of(tokenizer: Tokenizer) -> Dialect:
-    """Return the forms of messages that the tokenizer's chat template writes; they are determined once.
+    """Return the dialect of the tokenizer's chat template. It is determined once per template.
 
     Raises:
         ChatTemplateError: there is no template, or it exceeds its limits.
@@ -246,7 +249,7 @@ def _said(*roles_and_texts: tuple[str, str]) -> list[dict[str, Any]]:
 
 
 def _called(*names: str, text: str = "", **more: str) -> list[dict[str, Any]]:
-    """Return a question, an answer with calls, and their results."""
+    """Return a question, an answer with calls, and the results of the calls."""
     made = [
         {"id": f"probe_call_{i}", "type": "function", "function": {"name": name, "arguments": ARGUMENTS}}
         for i, name in enumerate(names)
@@ -264,8 +267,8 @@ def _in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 ENDED = _said((ASSISTANT, ANSWERED), (USER, NEXT))
 Step: TypeAlias = "tuple[Callable[[Dialect], list[Dialect]], list[list[dict[str, Any]]]]"
-"""A function that returns candidates, in order of preference, and the conversations that test them. A candidate is the
-dialect found so far, with other values of some fields."""
+"""A pair: a function, and the conversations that test its results. The function gets the dialect found so far, and
+returns candidates, the preferred one first: copies of this dialect with other values of some fields."""
 
 
 def _one_of(name: str, *values: Any) -> Callable[[Dialect], list[Dialect]]:
@@ -273,7 +276,7 @@ def _one_of(name: str, *values: Any) -> Callable[[Dialect], list[Dialect]]:
 
 
 def _call_forms(known: Dialect) -> list[Dialect]:
-    """Return candidates with every form of a call and of its result."""
+    """Return a candidate for every form of calls and their results."""
     names = ("results", "nine", "no_content", "json_text")
     forms: Iterator[tuple[Any, ...]] = product((True, False), (False, True), NO_CONTENT, (False, True))
     fields = [replace(known, **dict(zip(names, form, strict=True))) for form in forms]
@@ -354,9 +357,10 @@ class _Probe:
         return candidates[0] if self._mark(prompts[0], texts[0]) == SOUND else candidates[1]
 
     def _first(self, candidates: list[Dialect], conversations: list[list[dict[str, Any]]]) -> Dialect:
-        """Return the first of the candidates whose worst mark (see `_mark`) over all conversations is best.
+        """Return the candidate with the best mark; of candidates with equal marks, the first.
 
-        If every candidate has FAILED in some conversation, return the last one.
+        The mark of a candidate is the worst `_mark` of its conversations. If every candidate has the mark FAILED,
+        return the last one.
         """
         candidates = [each for each in candidates if self._has_calls or not each.calls]
         prompts = [

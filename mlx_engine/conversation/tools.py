@@ -1,8 +1,8 @@
 """The choice of tools: which tools an answer may or must call, and the grammar of such an answer.
 
-A required call, the choice of one tool, a strict tool, `parallel_tool_calls: false`, and tools together with a JSON
-Schema of the answer need a Lark grammar. The grammar is made from the format strings of the model's calls
-(`formats.Written`). Other answers with tools are not constrained.
+An answer is constrained by a Lark grammar if a call is required, one tool is chosen, a tool is strict,
+`parallel_tool_calls` is false, or a JSON Schema of the answer is given with the tools. The grammar is made from the
+format strings of the model's calls (`formats.Written`). Other answers with tools are not constrained.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Tool = Mapping[str, Any]
 
-# A Lark expression for any text. Text never matches the tokens that delimit parts of an answer.
+# A Lark expression for any text. It never matches the tokens that delimit parts of an answer.
 TEXT = "/(?s:.*)/"
 
 
@@ -31,7 +31,7 @@ class ToolChoice(NamedTuple):
 
     Attributes:
         is_required: whether the answer must call a tool.
-        name: the only tool that it may call; None for any.
+        name: the only tool that the answer may call; None for any tool.
         is_parallel: whether the answer may have several calls.
     """
 
@@ -43,7 +43,7 @@ class ToolChoice(NamedTuple):
     def of(cls, given: str | Mapping[str, Any] | None, *, is_parallel: bool = True) -> ToolChoice:
         """Convert the `tool_choice` of OpenAI's API: "auto", "none", "required", or an object with a name.
 
-        The result of "none" is that of "auto", so the caller must also leave out the tools.
+        The result for "none" is equal to the result for "auto", so for "none" the caller must leave out the tools.
         """
         name = None if given is None or isinstance(given, str) else str(given["function"]["name"])
         return cls(name is not None or given == "required", name, is_parallel)
@@ -57,8 +57,8 @@ def with_choice(
     `content` is the constraint of an answer without calls.
 
     Raises:
-        OptionError: `tools` lacks the tool of the choice, or is empty although a call is required; the model's calls
-            cannot be read or written; the schema of a strict tool has a keyword that is not supported; a call is
+        OptionError: `tools` lacks the tool that `choice` names, or is empty although a call is required; the model's
+            calls cannot be read or written; the schema of a strict tool has a keyword that is not supported; a call is
             required although `content` is given; or `content` is not a JSON Schema.
     """
     if choice.is_required and choice.name not in (None, *map(_name, tools)):
@@ -73,7 +73,7 @@ def with_choice(
     if not (choice.is_required or is_strict or not choice.is_parallel or content is not None):
         return None
     if content is not None and choice.is_required:
-        message = "tool_choice: an answer that must be a call cannot have a constraint of its own; leave one out"
+        message = "tool_choice: an answer that must be a call cannot have another constraint; leave one of the two out"
         raise OptionError(message, option="tool_choice", expected="auto or none", found="required")
     if content is not None and content.kind != "json_schema":
         message = f"tools: the constraint of an answer with tools must be a JSON Schema, not a {content.kind}"
@@ -86,7 +86,9 @@ def with_choice(
 def grammar(
     tokenizer: Tokenizer, form: Format, tools: Sequence[Tool], choice: ToolChoice, content: str | None = None
 ) -> str:
-    """Return the Lark grammar of answers with calls. `content` is a JSON Schema of the text of an answer without calls.
+    """Return the Lark grammar of answers that may or must have calls.
+
+    If `content` is not None, it is the JSON Schema of an answer without calls.
 
     Raises:
         OptionError: the format has no format strings, or the schema of a strict tool is not supported.
@@ -113,8 +115,8 @@ class _Grammar:
     def of(self, tools: Sequence[Tool], choice: ToolChoice, content: str | None) -> str:
         """Return the whole grammar."""
         written = self._written
-        # `_call` makes one literal of the text before a call and the beginning of the call, because this literal
-        # decides whether another call follows or the answer ends.
+        # `_call` joins the text before a call and the beginning of the call to one literal, because only this whole
+        # literal shows whether another call follows or the answer ends.
         another = " | ".join(self._call(tool, before=written.between) for tool in tools)
         several = f"({another})*" if choice.is_parallel and self._form.is_parallel else ""
         ending = f"{several} {self._text(written.after)}"
@@ -131,7 +133,10 @@ class _Grammar:
         return "\n".join([f"start: {answer}", *self._rules])
 
     def _free(self, calls: str, tools: Sequence[Tool], ending: str) -> str:
-        """Return the elements that match an answer with free text: any text, or any text and then calls."""
+        """Return the elements that match any text, or any text and then calls.
+
+        If calls begin with "{", the elements match either a text that does not begin with "{", or calls alone.
+        """
         text = self._rule("text", TEXT)
         opening = self._opening()
         if opening in self._tokens:
@@ -146,14 +151,17 @@ class _Grammar:
     def _opening(self) -> str:
         """Return the text with which all calls begin: a token, or the text up to the first ">".
 
-        For calls that begin with "{", the result is their whole format string.
+        If calls begin with "{", return their whole format string.
         """
         whole = self._written.before + self._written.call.replace("{{", "{")
         token = next((text for text in self._tokens if whole.startswith(text)), "")
         return token or (whole if whole.startswith("{") else whole[: whole.index(">") + 1])
 
     def _in_channels(self, answer: str, choice: ToolChoice, content: str | None) -> str:
-        """Return an answer of gpt-oss: reasoning in its channel, then a call, or a text in the channel `final`."""
+        """Return the elements of an answer of gpt-oss: reasoning in its channel, then `answer`.
+
+        If no call is required, a text in the channel `final` may take the place of `answer`.
+        """
         thought = self._rule(
             "thought",
             f"{self._text('<|channel|>analysis<|message|>')} {TEXT} {self._text('<|end|><|start|>assistant')}",
@@ -165,14 +173,17 @@ class _Grammar:
         return f"{thought}* ({answer} | {final})"
 
     def _rule(self, name: str, body: str) -> str:
-        """Add a rule, and return its name."""
+        """Add a rule, and return its name, which is `name` with a number.
+
+        If `name` ends with an option of Lark, as in "head[lazy]", the rule gets this option.
+        """
         plain, _, options = name.partition("[")
         plain = f"{plain}_{len(self._rules)}"
         self._rules.append(f"{plain}{'[' + options if options else ''}: {body}")
         return plain
 
     def _text(self, text: str) -> str:
-        """Return the elements that match a text: delimiters are tokens, the rest are characters."""
+        """Return the elements that match a text: tokens for delimiters, and literals for the rest."""
         return " ".join(element for _, element in self._elements(text))
 
     def _elements(self, text: str) -> Iterator[tuple[str, str]]:
@@ -210,7 +221,10 @@ class _Grammar:
         return self._rule("call_of", " ".join(part for part in parts if part))
 
     def _arguments(self, schema: Any, root: Any) -> str:
-        """Return the elements that match a call's arguments, or a value in them, in JSON or the format's variant."""
+        """Return the elements that match a call's arguments, or a value in them.
+
+        The syntax is JSON, or a variant with the format's own delimiters of strings.
+        """
         quotes = self._form.calls.get("content_args", {}).get("string_delims")
         if not quotes:
             return self._rule("json", f"%json {json.dumps(schema, ensure_ascii=False)}")
@@ -239,8 +253,12 @@ class _Grammar:
         return self._sequence(found, '","')
 
     def _sequence(self, elements: Sequence[tuple[str, bool]], separator: str) -> str:
-        """Add a rule for elements (text, is required) in this order, with a separator between two; return its name."""
-        # Each alternative begins with a different element, because no separator precedes the first element.
+        """Add a rule, and return its name. It matches elements in this order, with a separator between two elements.
+
+        `elements` are pairs (element, whether it is required).
+        """
+        # One alternative for each element that can be the first: no separator precedes it, but one precedes each later
+        # element.
         ways = []
         for i, (element, is_required) in enumerate(elements):
             after = (f"({separator} {each}){'' if needs else '?'}" for each, needs in elements[i + 1 :])
@@ -302,9 +320,10 @@ def _plain(schema: Any, root: Any) -> Any:
 
 
 def _supported(function: Mapping[str, Any]) -> Any:
-    """Return the schema of a tool's arguments. If it is not supported and the tool is not strict, allow any object.
+    """Return the schema of a tool's arguments; raise OptionError if it is not supported and the tool is strict.
 
-    If the schema has `properties`, but neither `additionalProperties` nor `patternProperties`, forbid other arguments.
+    If it is not supported and the tool is not strict, return a schema that allows any object. If the schema has
+    `properties`, but neither `additionalProperties` nor `patternProperties`, the result forbids other arguments.
     """
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     try:

@@ -20,13 +20,14 @@ from mlx_engine.convert.gguf_form import Part
 from mlx_engine.quant.types import BY_NAME, F16, GGMLType
 from mlx_engine.weights.conversion import AUTO, AUTO_MIN_DIM, HEAD, KEEP, LAYER_TYPES, Conversion, layer_type
 
-# `general.file_type`: llama.cpp's numbers for the type of most tensors in a file.
+# Maps values of `--to` to llama.cpp's numbers in `general.file_type`, which name the type of most tensors in a file.
 FILE_TYPES = {
     "f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2, "q4_1": 3, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18,
 }  # fmt: skip
-# The type of most matrices in a mix.
+# Maps a mix to the type of most of its matrices.
 MIXES = {"q4_k_m": "Q4_K", "q5_k_m": "Q5_K", "q6_k": "Q6_K"}
-# Replacements for matrices whose row length is not a multiple of 256. If it is not a multiple of 32 either, use F16.
+# Maps a type to its replacement if a matrix's row length is not a multiple of 256. If it is not a multiple of 32
+# either, use F16.
 FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 TABLE = "token_embd.weight"
 # If the head is tied to the embedding table, llama.cpp gives these tables the type of the head.
@@ -34,8 +35,8 @@ TABLES = (TABLE, "per_layer_token_embd.weight")
 # KEPT is the layer type of a small matrix that llama.cpp never converts. If `--to` is in KEEPING, `quantize` does
 # not convert the matrix either, unless `--layer` gives it a type.
 KEPT, KEEPING = "per_layer_model_proj", (*MIXES, "f16", "bf16")
-# llama.cpp has a separate rule for "70B" models: models of these architectures with 80 layers. A model of "llama" must
-# also have grouped-query attention.
+# llama.cpp has a separate rule for "70B" models. These have 80 layers and one of these two architectures; with "llama",
+# they also have grouped-query attention.
 LARGE, LARGE_LAYERS = ("llama", "qwen2"), 80
 # llama.cpp has separate rules for models with this number of experts, such as Mixtral 8x7B.
 FEW_EXPERTS = 8
@@ -55,7 +56,7 @@ class FileConversion(Conversion):
 
 @dataclass(frozen=True)
 class Choice:
-    """The type of a matrix in the new file, and the requested type.
+    """The type of a matrix in the new file, and the requested type `asked`, which a mix may choose.
 
     The two types differ if the row length is not a multiple of the requested type's block size.
     """
@@ -72,7 +73,7 @@ class Choice:
 def types_of(
     parts: Mapping[str, Part], metadata: Mapping[str, object], conversion: Conversion
 ) -> dict[str, Choice | None]:
-    """Return the new types of all tensors by name; None for a tensor that is not converted."""
+    """Map the name of each tensor to its new type, or to None if the tensor is not converted."""
     mix = Mix(parts, metadata, conversion.quant) if conversion.quant in MIXES else None
     found: dict[str, Choice | None] = {}
     for name in sorted(parts, key=lambda name: (_layer(name), name)):  # llama.cpp's order
@@ -87,7 +88,7 @@ def types_of(
 
 
 def kind_of(name: str, n_dims: int) -> str | None:
-    """Return the layer type of a matrix, or of expert matrices stacked in 3-D; None if they are never converted."""
+    """Return the layer type of a matrix, or of stacked expert matrices; None for a tensor that is never converted."""
     kind = layer_type(name)
     if n_dims != (3 if kind.endswith("_exps") else 2) or not name.endswith(".weight"):
         return None
@@ -99,7 +100,8 @@ def kind_of(name: str, n_dims: int) -> str | None:
 def _choice(part: Part, conversion: Conversion, given: str | None, mixed: GGMLType | None) -> Choice | None:
     """Return the new type of a matrix; None if it keeps its type.
 
-    `given` is the type that `conversion.layers` gives to the matrix's layer type, and `mixed` the type of the mix.
+    `given` is the type that `conversion.layers` gives to the matrix's layer type, and `mixed` the type that the mix
+    gives to the matrix. Each of them may be None.
     """
     quant = conversion.quant if given is None else given
     if quant == KEEP:
@@ -138,7 +140,7 @@ class Mix:
         self.values_seen = self.downs_seen = 0
 
     def type_of(self, name: str) -> GGMLType:
-        """Return the type of a matrix, before replacements. Call this method once per matrix, layer by layer."""
+        """Return the type of a matrix, before `FALLBACKS` are applied. Call this once per matrix, layer by layer."""
         is_few = self.n_experts == FEW_EXPERTS
         if name == f"{HEAD}.weight" or (name in TABLES and self.is_tied):
             return BY_NAME["Q6_K"]

@@ -3,9 +3,10 @@
 The result is verified by reading it back: the result must have all tensors that the architecture's file in `models/`
 requires, and the GGUF metadata must give the same config as the folder.
 
-A `tokenizer.json` is converted only if the GGUF file gives every text the same token ids. Three differences are
-accepted, as in other converters, because GGUF has no keys for them. Unicode normalisation to form C (Qwen) is dropped.
-SPM does not distinguish U+2581 in a text from a space. Text next to a special token may be split differently.
+A `tokenizer.json` is converted only if the GGUF file gives every text the same token ids, apart from three differences.
+They are accepted, as in other converters, because GGUF has no keys for them. Unicode normalisation to form C (Qwen) is
+dropped. SPM (SentencePiece's BPE, with scores) does not distinguish U+2581 in a text from a space. Text next to a
+special token may be split differently.
 """
 
 from __future__ import annotations
@@ -85,11 +86,11 @@ def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
 
 
 def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, Part]:
-    """Return the tensors of the file, each of which may join several tensors of the model (rows or experts)."""
-    rows: dict[str, list[Tensor]] = {}
+    """Return the tensors of the file by name. Each may join several tensors of the model, as its rows or experts."""
+    joined: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
-        rows.setdefault(tensor.stored("gguf").name, []).append(tensor)
-    parts = {name: _part(checkpoint, of) for name, of in rows.items()}
+        joined.setdefault(tensor.stored("gguf").name, []).append(tensor)
+    parts = {name: _part(checkpoint, of) for name, of in joined.items()}
     for name, values in plan.gguf_only.items():
         parts[name] = Part(name, (len(values),), F32, partial(Weight.pack, name, values, F32))
     return parts
@@ -119,7 +120,11 @@ def _read_back(
     keys: Mapping[str, object],
     parts: Mapping[str, Part],
 ) -> None:
-    """Check that the GGUF metadata gives the same configuration as the folder; errors as for `check_same`."""
+    """Check that no tensor is missing, and that the GGUF metadata gives the same configuration as the folder.
+
+    Raises:
+        ModelError: a tensor is missing, or the configuration differs.
+    """
     written = replace(
         checkpoint,
         naming="gguf",
@@ -146,12 +151,12 @@ def check_same(where: str, config: Any, again: Any, format_: str, *, ignored: Se
             raise UnsupportedConfigError(where=where, key=name, expected=expected, found=getattr(config, name))
 
 
-# GGUF keys for end tokens besides `eos`; used for those that readers of GGUF do not recognise by their text.
+# GGUF keys for end tokens other than `eos`, used for end tokens that readers of GGUF do not recognise by their text.
 MORE_ENDS = ("eot", "eom")
 
 
 def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
-    """Return the `tokenizer.*` metadata for a model with `vocab_size` embedding rows.
+    """Convert the tokenizer.json at `path` to `tokenizer.*` metadata, for a model with `vocab_size` embedding rows.
 
     Raises:
         SourceError: the file cannot be read.
@@ -167,8 +172,8 @@ def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
 def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
     """Return the vocabulary with the token types that GGUF needs for added tokens.
 
-    Readers of GGUF find an added token anywhere in unnormalised text. Raise TokenizerError if the tokenizer has further
-    conditions on an added token, or searches for a token with U+2581 in normalised text.
+    Readers of GGUF find an added token anywhere in unnormalised text. Raise TokenizerError if the tokenizer finds an
+    added token only in some places, or searches normalised text for an added token of SPM that has U+2581.
     """
     types = vocabulary.types.copy()
     for added in file["added_tokens"]:
@@ -179,8 +184,8 @@ def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
         if vocabulary.kind == "SPM" and types[token_id] == TokenType.USER_DEFINED and SPACE_MARK in added["content"]:
             if added["normalized"]:
                 raise refused(vocabulary, f"token {added['content']!r}", "searched in unnormalised text", "normalized")
-            # Unnormalised text has spaces in place of U+2581, so a search never finds the token. Merges produce the
-            # token, because they run on normalised text.
+            # Unnormalised text has spaces in place of U+2581, so a search never finds the token. As a normal token, it
+            # can be produced by merges, which run on normalised text.
             types[token_id] = TokenType.NORMAL
     return replace(vocabulary, types=types)
 
@@ -188,7 +193,7 @@ def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
 def _fitted(vocabulary: Vocabulary, size: int) -> Vocabulary:
     """Return the vocabulary with one token per embedding row, padded or cut.
 
-    Raise TokenizerError if a token of text has no embedding row, or if two tokens have the same text.
+    Raise TokenizerError if a normal or byte token has no embedding row, or if two tokens have the same text.
     """
     tokens, types = vocabulary.tokens[:size], vocabulary.types[:size]
     beyond = [vocabulary.tokens[i] for i in vocabulary.ids_of(TokenType.NORMAL, TokenType.BYTE) if i >= size]
@@ -218,7 +223,7 @@ def _roles(vocabulary: Vocabulary) -> dict[str, object]:
 
 
 def _with_ends(vocabulary: Vocabulary, metadata: dict[str, object]) -> dict[str, object]:
-    """Add keys for the end tokens that reading the metadata back does not find."""
+    """Add keys for the end tokens that `from_gguf` does not find in the metadata."""
     known = from_gguf(metadata, where=vocabulary.where).eog_ids
     missed = sorted(i for i in vocabulary.eog_ids - known if i < len(vocabulary.tokens))
     if len(missed) > len(MORE_ENDS):
@@ -317,10 +322,11 @@ def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Seq
     """Convert a BPE merge list to SPM scores of all tokens; `normal` are the ids that merges may produce.
 
     BPE merges the adjacent pair of lowest rank. SPM merges the adjacent pair that forms the token of highest score.
-    Both produce the same tokens if BPE encodes the text of each token that SPM can produce as this one token, which is
-    checked here. Proof: let two adjacent tokens form a token T. No merge has crossed the ends of the pair. So when BPE
-    encodes T alone, it has the same pair before its last merge. Hence SPM chooses among the same pairs as BPE. SPM also
-    chooses the same pair, because tokens whose last merge has a lower rank get a higher score.
+    Both produce the same tokens if this holds for each token that SPM can produce: BPE encodes the token's text
+    as this one token. This is checked here. Proof: let two adjacent tokens form a token T. No merge has crossed the
+    ends of the pair. So when BPE encodes the text of T alone, its last merge joins the same pair. Hence the pairs that
+    SPM can merge are in the merge list, and SPM and BPE choose among the same pairs. They choose the same one, because
+    tokens whose last merge has a lower rank get a higher score.
 
     Raises:
         TokenizerError: SPM would produce a token that the merges do not produce.
@@ -336,7 +342,7 @@ def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Seq
                 "scores would produce it; quantise the folder on load instead, with --quant"
             )
     # Scores are float32, exact up to 2**24. Ranks of merges may be larger, but the number of tokens is not. So the
-    # score is the token's place in the order of ranks.
+    # score is minus the token's place in the order of ranks, not minus the rank.
     made = sorted((rank, i) for i, rank in last.items() if rank is not None)
     places = {i: place for place, (_, i) in enumerate(made)}
     return [-float(places.get(i, len(made))) for i in range(len(tokens))]

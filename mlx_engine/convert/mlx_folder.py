@@ -1,11 +1,11 @@
 """Quantise a Hugging Face folder or a GGUF file into a folder for MLX, which mlx-lm and this engine load.
 
 Matrices of linear layers and embedding tables are quantised, as in mlx-lm. All other tensors keep their values, and so
-do matrices whose row length is not a multiple of the group size. A folder cannot have GGUF's block types, so tensors of
-these types that keep their values are written in MLX's groups or in float32.
+do matrices whose row length is not a multiple of the group size. A folder cannot have GGUF's block types: if a tensor
+of such a type keeps its values, it is written in MLX's groups or in float32.
 
-The settings and the tokenizer of a GGUF file become the files of a Hugging Face folder. The result is verified by
-reading it back: config.json must give the same config as the GGUF file.
+The settings and the tokenizer of a GGUF file become the files of a Hugging Face folder. config.json is verified by
+reading it back: it must give the same config as the GGUF file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.rope_divisors import rule_of
 from mlx_engine.weights.stored import TensorLayout
 
-# The `model_type` by GGUF architecture, where it is not the first of `Architecture.names`.
+# Maps a GGUF architecture to its `model_type`, if this is not the first of `Architecture.names`.
 TEXT_MODELS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
@@ -54,7 +54,8 @@ TEXT_MODELS = {
     "qwen35moe": "qwen3_5_moe_text",
     "mistral3": "ministral3",
 }
-# OLMo 2 and 3 have the same GGUF architecture. A model with a sliding window is OLMo 3.
+# Maps a GGUF architecture to the `model_type` of its models with a sliding window. OLMo 2 and 3 have the same GGUF
+# architecture, but only OLMo 3 has a window.
 WITH_WINDOW = {"olmo2": "olmo3"}
 
 
@@ -88,7 +89,7 @@ def _model_type(checkpoint: Checkpoint, config: Any) -> str:
 
 
 def _shortened(value: Any) -> Any:
-    """Return settings with shorter floats: GGUF has float32, so write the fewest decimals that give this float32."""
+    """Return settings whose floats have the fewest decimals that give the same float32: GGUF has only float32."""
     if isinstance(value, Mapping):
         return {key: _shortened(of) for key, of in value.items()}
     if isinstance(value, list):
@@ -145,7 +146,7 @@ def _config(vocabulary: Vocabulary, context_length: int) -> dict[str, object]:
     }
 
 
-# Bytes of tensors per file, as in mlx-lm.
+# The largest number of bytes of tensors in a file, as in mlx-lm.
 SHARD_BYTES = 5 << 30
 # Files that are not copied: weights, files that the conversion writes, the README of the original, and hidden files.
 NOT_COPIED = (
@@ -170,13 +171,13 @@ def to_mlx_folder(
         source: a GGUF file, or a Hugging Face folder, which may already be quantised by MLX.
         target: a path that does not exist.
         to: a key of `mlx_tensors.TARGETS`.
-        layers: exceptions from `to`: a key of `TARGETS` or "keep", by layer type, group of layer types, or
-            `token_embd`.
+        layers: exceptions from `to`. Maps a layer type, a group of layer types, or `token_embd` to a key of `TARGETS`
+            or to "keep".
         allow_settings: settings that are left out if they are not implemented.
         allow_mixed: write the folder even if more than half of the bytes of the matrices are not quantised in groups,
             or get more bits than the requested type has.
-        note: called with lines for the user: ignored settings, models for which mlx-lm computes other results than
-            this engine, and matrices that do not get the requested type.
+        note: called with lines for the user, about ignored settings, about differences between the results of mlx-lm
+            and of this engine, and about matrices that do not get the requested type.
         progress: called with (tensors written, tensors in total).
 
     Raises:
@@ -247,7 +248,7 @@ def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:
 def forms_of(
     config: Mapping[str, Any], sizes: Any, tensors: Mapping[str, Tensor]
 ) -> dict[str, tuple[Tensor, TensorLayout]]:
-    """Return each tensor and its layout in the new folder, by GGUF name. `sizes` is the `Config` of the model."""
+    """Map GGUF names to tensors with their layouts in the new folder. `sizes` is the `Config` of the model."""
     model_type, n_experts = str(config.get("model_type")), int(getattr(sizes, "n_experts", 0))
     is_inner = "text_config" in config or model_type in INNER.values()
     how: dict[str, Any] = {"n_experts": n_experts, "is_inner": is_inner}
@@ -307,7 +308,7 @@ def _write_tensors(
 
 
 def _shards(parts: Sequence[Part]) -> list[list[Part]]:
-    """Return the tensors of each file, in order: at most SHARD_BYTES, but at least one tensor."""
+    """Return the tensors of each file. A file has at most SHARD_BYTES of tensors, unless one tensor alone has more."""
     shards: list[list[Part]] = []
     size = 0
     for part in parts:
@@ -334,7 +335,7 @@ def _copy_others(source: Path, target: Path) -> None:
 
 # The kinds of layers that have separate rotary settings.
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
-# For text models that mlx-lm has only inside a multimodal model: the multimodal `model_type` by the text model's.
+# mlx-lm has some text models only inside a multimodal model. Maps their `model_type` to that of the multimodal model.
 INNER = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 GEMMA4 = ("gemma4", "gemma4_text")
 # Architectures for which mlx-lm reads the nested settings `rope_parameters` of transformers 5.
@@ -345,7 +346,7 @@ SIZE_OUTSIDE = ("gemma3", "gemma4")
 ROTARY = {"rope_theta", "rope_scaling", "rope_local_base_freq"}
 # Architectures with one rotary base for all kinds of layers, and no key for a second base.
 ONE_BASE = ("olmo3",)
-# Keys of `rope_parameters` that mlx-lm reads outside of `rope_scaling`.
+# Keys of `rope_parameters` that mlx-lm reads outside of `rope_scaling`; the second one only with LongRoPE.
 BESIDE = ("partial_rotary_factor", "original_max_position_embeddings")
 
 
@@ -357,8 +358,8 @@ def config_for_mlx(
     `tie_word_embeddings` is always written, because its default for Llama is different in the two programs.
     transformers 5 nests the rotary settings in `rope_parameters`, which most models of mlx-lm 0.32 do not read: Llama's
     base would silently be 10,000. So rotary settings are written as in transformers 4, except for the architectures in
-    NESTED. In a multimodal model all this applies to the settings of the text model. `known` is the result of
-    `ConfigBase.to_hf` for the text model; settings that `config` lacks are taken from it.
+    NESTED. In a multimodal model, all this applies to the settings of the text model. `known` is the result of
+    `ConfigBase.to_hf` for the text model. If `config` lacks a setting, it is taken from `known`.
     """
     text, known = config.get("text_config"), known or {}
     if isinstance(text, Mapping):
@@ -447,7 +448,7 @@ HEADS_OF_SIZE = (
 BY_INTERVAL = ("gemma3", "gemma3_text", "qwen3_5", "qwen3_5_moe")
 # Architectures whose sliding window mlx-lm ignores.
 WITHOUT_WINDOW = ("gemma2", "phi3")
-# How the computation of mlx-lm differs, by architecture; for notes to the user.
+# Maps an architecture to the way in which mlx-lm differs from this engine, for notes to the user.
 OTHERWISE = {
     "gemma": "its gate has GELU without Gemma's approximation, so its results differ a little",
     "glm": "it rotates whole heads, so its results differ",
@@ -457,11 +458,12 @@ OTHERWISE = {
 
 
 def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> None:
-    """Check that mlx-lm can load a model; `where` names the model in the error.
+    """Check that mlx-lm can load a model and computes the same results; `where` names the model in the error.
+
+    Differences for which `notes_on` has a note are no error.
 
     Raises:
-        ModelError: mlx-lm cannot load the model, or ignores one of its settings. `notes_on` lists the differences for
-            which a note is enough.
+        ModelError: mlx-lm cannot load the model, or ignores one of its settings.
     """
     if getattr(config, "n_kv_arrays", 2) == 1:
         raise ModelError(
@@ -484,7 +486,7 @@ def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> 
 
 
 def _gpt2(config: Any, *, has_head: bool) -> str | None:
-    """Return what mlx-lm expects of a GPT-2 or GPT-NeoX and what was found; None if mlx-lm supports the model."""
+    """Describe what mlx-lm expects of a GPT-2 or GPT-NeoX and what was found; None if mlx-lm supports the model."""
     size = 4 * config.hidden_size
     if config.intermediate_size != size:
         return f"an FFN of {size:,}, 4 times the hidden size, found {config.intermediate_size:,}"
@@ -492,7 +494,7 @@ def _gpt2(config: Any, *, has_head: bool) -> str | None:
 
 
 def _layers(model_type: str, config: Any) -> str | None:
-    """Return the order of layers that mlx-lm expects and what was found; None if mlx-lm supports the order."""
+    """Describe the order of layers that mlx-lm expects and what was found; None if mlx-lm supports the order."""
     if model_type in BY_INTERVAL:
         kinds = getattr(config, "kinds", None)
         is_other = [kind == DELTA for kind in kinds] if kinds else [window is not None for window in config.windows]
@@ -505,7 +507,7 @@ def _layers(model_type: str, config: Any) -> str | None:
 
 
 def notes_on(model_type: str, config: Any) -> list[str]:
-    """Return notes for the user if mlx-lm computes other results for this model than this engine."""
+    """Return notes for the user on differences between mlx-lm and this engine for a model."""
     windows = [window for window in config.windows if window is not None]
     found, rope = [OTHERWISE[model_type]] if model_type in OTHERWISE else [], getattr(config, "rope", None)
     if model_type in WITHOUT_WINDOW and windows:

@@ -1,7 +1,7 @@
 """Make the tensors of a folder for MLX: choose name, form and type of each tensor, and convert it.
 
 A tensor of the new folder may consist of several tensors of the model (`weights/plan.py`), such as Phi-3's fused
-queries, keys and values. If the source stores the tensor in mlx-lm's form, the tensor is read as a whole. If not, it is
+queries, keys and values. If the source stores this tensor in mlx-lm's form, it is read as a whole. If not, it is
 assembled from the model's tensors. Then it is converted to its new type.
 """
 
@@ -33,7 +33,7 @@ from mlx_engine.weights.plan import Tensor
 from mlx_engine.weights.stored import TensorLayout
 
 KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
-# The safetensors types, by name, of quants (U32), and of scales and biases (U8, or a float type).
+# Maps names of safetensors types to types. Quants have U32; scales and biases have U8 or a float type.
 STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
 # The tensors of the model that make up one tensor of the new folder, each with its layout in the new folder.
 Held: TypeAlias = Sequence[tuple[Tensor, TensorLayout]]
@@ -49,8 +49,9 @@ class Part:
     Attributes:
         kind: its layer type, such as "attn_q"; "others" if it is never quantised.
         type_before: its type before the conversion.
-        type: its type in the new folder: `asked`, if `asked` is given and its group size divides the row length. If
-            not, `type_before`; a block type of GGUF is then replaced by MLX's groups with the same values, or float32.
+        type: its type in the new folder. This is `asked`, if `asked` is given and its group size divides the row
+            length; if not, `type_before`. But if `type_before` is a block type of GGUF, the same values are stored in
+            MLX's groups or in float32.
         asked: the requested type; None if the tensor is to keep its values.
         before: a function that returns the tensor before its conversion.
     """
@@ -93,7 +94,7 @@ def parts_of(
 ) -> list[Part]:
     """Return the tensors of the new folder.
 
-    `forms` has the model's tensors with their layouts in the new folder. For `to` and `layers`, see
+    `forms` maps GGUF names to the model's tensors with their layouts in the new folder. For `to` and `layers`, see
     `mlx_folder.to_mlx_folder`.
 
     Raises:
@@ -129,8 +130,8 @@ def _part(
 def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
     """Return the type of a tensor of the new folder before its conversion.
 
-    The type is F32 if the model's tensors in `held` have several types, or if the values must be computed: the new
-    folder stores shifted values (`TensorLayout.is_shifted`), and the source has another layout.
+    The type is F32 if the model's tensors in `held` have several types. It is also F32 if the new folder stores values
+    that differ from the model's (`TensorLayout.is_shifted`), unless the source stores the same values.
     """
     types = {checkpoint.weight(tensor.stored(checkpoint.naming).name).type for tensor, _ in held}
     if len(types) > 1 or (held[0][1].is_shifted and not _is_as_stored(checkpoint, held)):
@@ -140,14 +141,14 @@ def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
 
 
 def _is_as_stored(checkpoint: Checkpoint, held: Held) -> bool:
-    """Return whether the source stores these tensors as one tensor, in the new folder's layout, under any name."""
+    """Return whether the source stores these tensors as one tensor in the new folder's layout; the name may differ."""
     stored = [tensor.stored(checkpoint.naming) for tensor, _ in held]
     same = all(replace(before, name=form.name) == form for before, (_, form) in zip(stored, held, strict=True))
     return same and len({before.name for before in stored}) == 1
 
 
 def _before(checkpoint: Checkpoint, held: Held) -> Weight:
-    """Join the model's tensors to a tensor of the new folder, and return it before its conversion."""
+    """Read a tensor of the new folder before its conversion: as a whole, or joined from the model's tensors."""
     if _is_as_stored(checkpoint, held):
         return group_weight.in_mlx_order(checkpoint.weight(held[0][0].stored(checkpoint.naming).name))
     weights = [group_weight.in_mlx_order(tensor.weight(checkpoint)) for tensor, _ in held]
@@ -218,7 +219,7 @@ def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: b
 
 
 def _module(block: str, model_type: str) -> str:
-    """Return the name, inside the module `block`, of the module in which mlx-lm stacks all experts of a layer."""
+    """Return the name, relative to the module `block`, of the module that has all experts of a layer in mlx-lm."""
     if model_type in ("gpt_oss", "llama4", "llama4_text"):
         return "experts"
     # In Gemma 4, `block` is the layer's module; in other models, a module inside the layer.
@@ -232,7 +233,7 @@ TARGETS: dict[str, int | str] = {
     **{f"mlx-{bits}bit": bits for bits in AFFINE_BITS},
     **{f"mlx-{mode}": mode for mode in FIXED},
 }
-# As in mlx-lm, scales and biases of F16 and BF16 weights get the weights' type; those of all other weights, float32.
+# As in mlx-lm, scales and biases have the weights' type if this is F16 or BF16. If not, they have float32.
 HALVES = ("F16", "BF16")
 
 
@@ -244,14 +245,15 @@ def target_type(target: str, stored: GGMLType) -> GroupType:
     return affine(kind, GROUP, stored.name if stored.name in HALVES else "F32")
 
 
-# F16 and BF16 weights are quantised in their own type, as in mlx-lm; all other weights in float32.
+# Maps F16 and BF16 to the NumPy type of their bytes and to the MLX type. Weights of these types are quantised without
+# conversion to float32, as in mlx-lm; all other weights are first converted to float32.
 _DTYPES = {"F16": (np.float16, mx.float16), "BF16": (np.uint16, mx.bfloat16)}
 # Weights are quantised in pieces of whole rows, with at most this many weights.
 _PIECE = 1 << 24
 
 
 def quantize(stored: Weight, type_: GroupType) -> GroupWeight:
-    """Return a tensor (..., N, K) in this type, quantised by `mx.quantize` on the CPU."""
+    """Quantise a tensor (..., N, K) to this type, by `mx.quantize` on the CPU."""
     *outer, columns = stored.shape
     rows = math.prod(outer)
     matrix = stored if len(outer) == 1 else Weight(stored.name, (rows, columns), stored.type, stored.data)

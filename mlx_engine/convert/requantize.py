@@ -1,8 +1,8 @@
 """Quantise the matrices of a GGUF file or a Hugging Face folder into a new GGUF file.
 
 The embedding table is quantised too, because it is a large part of a small model. If the head is tied to the table, the
-table gets the type that is requested for the head. If not, the table gets the type of `--to`. If `--to` is one of
-llama.cpp's mixes of types (`file_types.py`), this is the type of most matrices in the mix.
+table gets the type that is requested for the head. If not, the table gets the type of `--to`, or, if `--to` is one of
+llama.cpp's mixes of types (`file_types.py`), the type of most matrices in the mix.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Line:
 
     Attributes:
         kind: the layer type, such as "attn_q"; "others" for tensors that are never converted.
-        types: number of tensors of each new type.
+        types: maps the name of a new type to the number of tensors of this type.
         n_values: number of values, converted or not.
         squares: sum of the squared errors; values that are not converted have no error.
         power: sum of the squares of the converted values, before the conversion.
@@ -140,8 +140,8 @@ def requantize(
         target: the file to write.
         conversion: the types of the matrices; a `FileConversion` allows more types than a plain `Conversion`.
         allow_settings: settings of a folder that are left out if they are not implemented.
-        allow_mixed: write the file even if more than half of the bytes get neither the requested type nor llama.cpp's
-            replacement for it.
+        allow_mixed: write the file even if matrices with more than half of the bytes get neither the requested type
+            nor llama.cpp's replacement for it.
         note: called with lines about ignored settings, and about matrices that do not get the requested type.
         progress: called with (tensors written, total tensors).
 
@@ -252,7 +252,7 @@ def squared_difference(a: Weight, b: Weight) -> tuple[float, float]:
     for start in range(0, math.prod(a.shape), PIECE):
         one, other = (_values(weight, start) for weight in (a, b))
         power += float(np.einsum("i,i->", one, one, dtype=np.float64))
-        with np.errstate(invalid="ignore"):  # infinity less infinity
+        with np.errstate(invalid="ignore"):  # infinity minus infinity
             other -= one
         difference += float(np.einsum("i,i->", other, other, dtype=np.float64))
     return difference, power
@@ -281,9 +281,9 @@ class Matrix:
         nbytes: the bytes of the matrix in the source.
         asked: the requested type.
         type: the type that the matrix gets.
-        is_small: whether `type` is about as small as `asked`, so that `check_mixed` does not count the matrix. In a
-            GGUF file, `type` must be `asked` or llama.cpp's replacement for it. In a folder for MLX, `type` must have
-            quantised groups, with at most as many bits as `asked`.
+        is_small: whether `type` is about as small as `asked`, so that `check_mixed` accepts the matrix. In a GGUF file,
+            this is true of `asked` and of llama.cpp's replacement for it. In a folder for MLX, it is true of quantised
+            groups with at most as many bits as `asked`.
     """
 
     name: str
@@ -295,12 +295,12 @@ class Matrix:
 
 
 def check_mixed(matrices: Sequence[Matrix], note: Callable[[str], None], *, allow_mixed: bool) -> None:
-    """Report the matrices whose row length is not a multiple of the requested type's block size.
+    """Report the matrices that do not get the requested type, because its block size does not divide their row length.
 
     `note` is called with a line for each such matrix, and a line with their number and fraction of the bytes.
 
     Raises:
-        OptionError: `allow_mixed` is not set, and more than half of the bytes are in matrices without `is_small`.
+        OptionError: more than half of the bytes are in matrices without `is_small`, and `allow_mixed` is False.
     """
     others = [matrix for matrix in matrices if matrix.type != matrix.asked]
     if not others:

@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 
 class Level(str, Enum):
-    """The outcome of a check: FAIL means that the model cannot run; WARN, that something is unusual or ignored."""
+    """The outcome of a check. FAIL: the model cannot run. WARN: it can run, but something is unusual or ignored."""
 
     PASS = "PASS"
     WARN = "WARN"
@@ -50,7 +50,7 @@ def verify(
     Args:
         path: the file or folder.
         allow_settings: settings that are ignored if they are not implemented; each of them gives a WARN.
-        progress: called with (number of the tensor that is checked next, tensors in total).
+        progress: called before each tensor is checked, with (number of this tensor, from 1, tensors in total).
 
     Raises:
         SourceError: the file or folder does not exist, or cannot be opened.
@@ -97,7 +97,7 @@ def _types(listing: Listing) -> Iterator[Finding]:
 
 
 def _model(checkpoint: Checkpoint, progress: Progress) -> tuple[list[Finding], int | None]:
-    """Return the findings about settings and tensors, and the number of embedding rows, or None if it is unknown."""
+    """Return the findings about settings and tensors, and the number of embedding rows (None if it is unknown)."""
     if not checkpoint.shapes:
         detail = "none: the file has a vocabulary alone, which only `tokenize` can use"
         return [Finding(Level.FAIL, "tensors", detail)], None
@@ -118,7 +118,7 @@ def _tensors(checkpoint: Checkpoint, plan: Plan, progress: Progress) -> Iterator
             yield from (Finding(Level.FAIL, "tensors", f"{problem}: {tensor}") for tensor in tensors)
         return
     stored = {tensor.stored(checkpoint.naming).name: tensor for tensor in found.values()}
-    yield Finding(Level.PASS, "tensors", f"{len(stored):,}, with the names and shapes that the settings call for")
+    yield Finding(Level.PASS, "tensors", f"{len(stored):,}, with the names and shapes that the settings require")
     if "output.weight" not in found:
         yield Finding(Level.PASS, "head", "tied: it uses the matrix of the embedding table")
     yield from _values(checkpoint, list(stored), progress)

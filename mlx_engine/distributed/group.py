@@ -1,8 +1,7 @@
 """The ranks of one run, and the exchange of arrays between them over MLX's ring (TCP).
 
 A rank is one process of the run; `mlx.launch` starts the ranks and numbers them from 0. The ring connects each rank
-with two neighbours, and the last rank with rank 0. Methods take and return NumPy arrays or MLX arrays. If the argument
-is a NumPy array, the result is one, too.
+with the next one, and the last rank with rank 0. Methods take NumPy arrays or MLX arrays, and return the same kind.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class Group(ABC):
     Attributes:
         rank: the number of this process.
         size: the number of ranks.
-        report: counts of the sends, receives and gathers, for the heartbeat. Gathers of MLX arrays are lazy and not
-            counted.
+        report: counts of sends to the next rank, receives from the previous rank, and gathers, for the heartbeat.
+            Gathers of MLX arrays are lazy, and are not counted.
         on_loss: called when the connection to a neighbour was lost, before the error is raised.
     """
 
@@ -81,7 +80,7 @@ class Group(ABC):
 
     @abstractmethod
     def gather(self, array: A) -> A:
-        """Return the arrays of all ranks (size, ...), in rank order. All ranks must call it with equal shapes.
+        """Return the arrays of all ranks (size, ...), in rank order. All ranks must call this with equal shapes.
 
         MLX arrays are gathered when the result is evaluated.
 
@@ -159,7 +158,7 @@ class Ring(Group):
 
     def gather(self, array: A) -> A:
         mx = self._mx
-        self.close()  # complete all sends first: MLX knows no dependency between them and the gather
+        self.close()  # complete all sends first, because MLX may run the gather before them
         given = mx.array(array)
         found = mx.distributed.all_gather(given.reshape(-1), group=self._group, stream=self._receiving)
         found = found.reshape(self.size, *given.shape)
@@ -212,7 +211,7 @@ _MAPS = Path("/proc/self/maps")
 
 @contextmanager
 def released() -> Iterator[None]:
-    """Return a context that, on Linux, releases the pages of the ring's buffers that are allocated inside it.
+    """Return a context. On Linux, its exit releases the pages of the ring's buffers, if they were allocated inside it.
 
     MLX's ring allocates 32 MiB of buffers per rank, filled with zeros, for `all_sum`, which `Ring` never calls.
     Releasing their pages is safe: a released page is zero again when it is next read. Pages are released only if
@@ -229,7 +228,7 @@ def released() -> Iterator[None]:
 
 
 def _mappings() -> set[tuple[int, int]]:
-    """Return the first and last address of every private writable mapping without a file."""
+    """Return the address range (start, end), without `end`, of every private writable mapping without a file."""
     if not _MAPS.exists():
         return set()
     rows = (line.split() for line in _MAPS.read_text().splitlines())

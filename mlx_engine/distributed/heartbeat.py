@@ -1,14 +1,15 @@
 """End all ranks of a run if one of them fails. A rank is one process of a model that runs on several machines.
 
 If a rank dies, stops or loses its link, all ranks end within 10 s, and one line names the failed rank. If a large
-message is lost, the ranks end later, by the time that the message takes at 1 MB/s. Every half second, each rank sends a
-message (a beat) to rank 0 on a TCP connection, and rank 0 sends one to each rank. A rank without a beat for 8 s counts
-as dead. The other ranks may wait in a C++ call of MLX, which cannot be interrupted, so a thread ends their process.
-Rank 0 prints the line and ends the others; if rank 0 is dead, rank 1 prints the line.
+message is lost, the time that the message takes at 1 MB/s is added to the 10 s. Every half second, each rank sends a
+message (a beat) to rank 0 on a TCP connection, and rank 0 sends a beat to each rank. A rank without a beat for 8 s
+counts as dead. The living ranks may be waiting in a C++ call of MLX, which cannot be interrupted, so on each of them a
+thread of the heartbeat ends the process. Rank 0 prints the line and ends the other ranks; if rank 0 is dead, rank 1
+prints the line.
 
-All ranks first connect to rank 0 (`join`). Only then, they connect to each other through MLX (`connected`), which would
-wait for a missing rank without a limit. MLX holds the GIL while it connects, so no Python thread can apply a deadline.
-A timer in C ends the process instead, but cannot name the missing rank.
+All ranks first connect to rank 0 (`join`). Only then do they connect to each other through MLX (`connected`), which
+would wait for a missing rank without a limit. MLX holds the GIL while it connects, so no Python thread can apply a
+deadline. A timer in C ends the process instead, but cannot name the missing rank.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from mlx_engine.errors import DistributedError
 
 # Seconds between beats, and seconds without a beat after which a rank counts as dead; all ranks then end within 10 s.
 INTERVAL, LIMIT = 0.5, 8.0
-# Seconds within which the next rank must join, counted from the latest join: a rank takes 20 s and more for its imports
-# if other processes use all cores. And seconds between a rank's attempts to connect.
+# Seconds from one rank's join within which the next rank must join, and seconds between a rank's attempts to connect.
+# The first limit is long, because imports take 20 s and more if other processes use all cores.
 JOINING, RETRY = 60.0, 0.05
-# Seconds that rank 0 waits for the others when the run has ended.
+# Seconds that rank 0 waits for the other ranks to end when the run has ended.
 PATIENCE = 5.0
 # Seconds that a rank with an error waits before it reports the error. Most errors occur on all ranks, and rank 0
 # reports them.
@@ -42,7 +43,7 @@ COURTESY = 1.0
 # Seconds that the last rank waits before it connects, so that rank 0 is already listening. After a refused connection
 # MLX would wait for 1 s.
 HEAD_START = 0.1
-# Bytes per second that every link is assumed to carry at least: they determine how long a large message may take.
+# The lowest speed of a link, in bytes per second, that is assumed: it determines how long a large message may take.
 SLOWEST = 1e6
 # The first message of a rank. It has a fixed length, so that reading it reads no byte of the next message.
 HELLO = "rank {:<8}\n"
@@ -66,8 +67,8 @@ class Report(NamedTuple):
 class Beat(NamedTuple):
     """A message from a rank to rank 0, or from rank 0 to a rank, sent as a line of JSON."""
 
-    met: int = 0  # number of barriers that the rank has reached; in rank 0's beats, the barriers reached by all ranks
-    woken: int = 0  # how often rank 0 has woken the others
+    met: int = 0  # number of barriers that the rank has reached; in rank 0's beats, that all ranks have reached
+    woken: int = 0  # how often rank 0 has woken the other ranks
     code: int | None = None  # the exit code with which all ranks end
     error: str = ""  # an error of the rank, which rank 0 prints
     report: Sequence[int] = Report()
@@ -88,12 +89,12 @@ class Heartbeat:
 
     Args:
         rank: this rank.
-        hosts: the host of each rank, for messages.
+        hosts: the host of each rank. Ranks connect to the host of rank 0; the other hosts are only printed in errors.
 
     Attributes:
         report: returns this rank's counts of messages and gathers.
-        end: called once, when the run has to end, with an exit code and a line to print or None. By default it ends
-            the process; tests replace it by a function that returns.
+        end: called once, when the run has to end, with an exit code and the line to print, or None for no line. By
+            default, `end` ends the process; tests replace it by a function that returns.
         interval, limit, joining: `INTERVAL`, `LIMIT` and `JOINING`.
     """
 
@@ -115,12 +116,12 @@ class Heartbeat:
     # ---- the beginning ----
 
     def join(self, port: int) -> None:
-        """Connect to rank 0, which listens at `port`, and wait until all ranks have joined. Then the port is free.
+        """Connect to rank 0, which listens at `port`, and wait until all ranks have joined. The port is then free.
 
         If a rank does not join in time, the run ends and one line names the rank.
 
         Raises:
-            DistributedError: rank 0 cannot listen at the port. Or the run has ended, and `end` returns.
+            DistributedError: rank 0 cannot listen at the port; or the run has ended, and `end` has returned.
         """
         threading.Thread(target=self._send_beats, name="heartbeat", daemon=True).start()
         missing = [0] * (not self._connect(port)) if self.rank else self._admit(port)
@@ -132,11 +133,11 @@ class Heartbeat:
         """Connect this rank with its neighbours by `ring()`, and return its result once all ranks have connected.
 
         If this takes longer than `limit` + 1 s, a timer in C ends the process. The timer does not need the GIL, which
-        `ring` may hold. If a rank dies after rank 0 has connected, a line names the dead rank. If a rank dies before,
+        `ring` may hold. If a rank dies after rank 0 has connected, a line names the dead rank. If a rank dies earlier,
         the line only says that the ranks did not connect.
 
         Raises:
-            DistributedError: `ring` cannot connect. Or the run has ended, and `end` returns.
+            DistributedError: `ring` cannot connect; or the run has ended, and `end` has returned.
         """
         self._is_connecting = True
         with Path(os.devnull).open("w") as nowhere:
@@ -191,7 +192,7 @@ class Heartbeat:
         return sorted(missing)
 
     def _greet(self, peer: socket.socket, missing: set[int]) -> bool:
-        """Read the greeting of a new connection. If it is from a missing rank, listen to the rank and return True."""
+        """Read the greeting of a new connection. If a missing rank sent it, listen to this rank and return True."""
         peer.settimeout(self.limit)
         try:
             hello = peer.recv(len(HELLO.format(0))).decode()
@@ -203,7 +204,7 @@ class Heartbeat:
         return True
 
     def _connect(self, port: int) -> bool:
-        """Connect to rank 0; return whether it answered in time."""
+        """Connect to rank 0; return whether this succeeded in time."""
         deadline = time.monotonic() + self.joining
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(OSError):
@@ -227,7 +228,7 @@ class Heartbeat:
         """Wait at a barrier until all ranks have called this method.
 
         Raises:
-            DistributedError: the run has ended, and `end` returns.
+            DistributedError: the run has ended, and `end` has returned.
         """
         n = self._beat.met + 1
         if self.rank:
@@ -241,9 +242,10 @@ class Heartbeat:
     # ---- the end ----
 
     def close(self, code: int) -> None:
-        """End the other ranks with this exit code, and wait until they have ended, for at most PATIENCE; for rank 0.
+        """End the other ranks with this exit code, and wait until they have ended, for at most PATIENCE seconds.
 
-        If the code is 0, they first run all passes that rank 0 has begun. With any other code, they end at once.
+        Only rank 0 calls this. If the code is 0, the other ranks first run all passes that rank 0 has begun. With any
+        other code, they end at once.
         """
         self._is_closing = True
         self._say(code=code)
@@ -253,8 +255,8 @@ class Heartbeat:
     def leave(self, code: int, error: str = "") -> None:
         """End this rank's part of the run; not called on rank 0.
 
-        After an error, wait for rank 0 to end with the same error. If it does not, send the error to rank 0, which
-        prints it and ends all ranks.
+        After an error, first wait, because rank 0 usually ends the run with the same error. If it does not, send the
+        error to rank 0, which prints the error and ends all ranks.
         """
         if code:
             time.sleep(COURTESY)
@@ -263,11 +265,11 @@ class Heartbeat:
         self._is_ending = True
 
     def wait(self) -> None:
-        """Wait after a lost connection, until another thread has printed the cause and ended this process."""
+        """Wait after a lost connection, so that another thread can print the cause and end this process."""
         time.sleep(self.limit + 2 * self.interval)
 
     def _give_up(self, found: str, gone: Sequence[int] = ()) -> None:
-        """End the run with the error `found`. Rank 0 prints the error, or rank 1 if rank 0 is dead (in `gone`)."""
+        """End the run with the error `found`. Rank 0 prints it; if rank 0 is dead (in `gone`), rank 1 does."""
         prints = self.rank == 0 or (0 in gone and self.rank == 1)
         self._stop(FAILED, f"error: {found}; {START_AGAIN}" if prints else None)
 
@@ -280,7 +282,7 @@ class Heartbeat:
         self._say(code=code)
         self._drop_notice()
         self.end(code, line)
-        with self._news:  # only now, so that no other thread reports an error of its own
+        with self._news:  # only after `end`, because a waiting thread then reports an error of its own
             self._has_ended = True
             self._news.notify_all()
 
@@ -294,7 +296,7 @@ class Heartbeat:
         self._say(woken=self._beat.woken + 1)
 
     def sleep(self) -> None:
-        """Sleep until rank 0 wakes this rank. MLX's ring would use a core while it waits."""
+        """Sleep until rank 0 wakes this rank. A receive would use a whole core while it waits."""
         self._wait_for(lambda: self._is_closing or self._heard[0].woken > self._n_woken)
         self._n_woken = self._heard[0].woken
 
@@ -360,8 +362,9 @@ class Heartbeat:
 
         A message counts as lost if the previous rank has sent it and it does not arrive in time. A gather counts as
         lost if all ranks have begun it and it does not end in time. A long wait alone is no loss, because the sender
-        may still compute. The time is counted in beats since the last change of any report, by the rank with the fewest
-        such beats. So while a rank has stopped and sends no beats, no message counts as lost.
+        may still compute. The time is the number of beats since the last change of any report, times the interval; the
+        rank with the fewest such beats counts. So while a rank has stopped and sends no beats, no message counts as
+        lost.
         """
         ranks = range(len(self._hosts))
         reports = [Report(*self._heard[rank].report) for rank in ranks]
