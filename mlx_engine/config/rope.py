@@ -43,12 +43,11 @@ class Rotation:
         context: length of the training context in tokens; unused by "default", "linear" and "proportional".
         attention_factor: factor of cosines and sines, for "yarn" and "longrope".
         truncate: for "yarn": whether the indices of the pairs with `low` and `high` rotations are rounded.
-        short, long: for "longrope": the divisors of the frequencies: `short` if `extent` is at most `context`, `long` if it
-            is larger.
+        short, long: for "longrope": divisors of the frequencies; `short` if `extent` is at most `context`, else `long`.
         extent: for "longrope" and "dynamic": length of the longest sequence; None is the training context.
         n_rotated: number of elements of a head that are rotated; None for all.
         part: for "proportional": the fraction of a head's pairs, from the first pair on, that are rotated.
-        beta: Llama 4's attention scaling multiplies queries at position p by 1 + beta * ln(1 + p // context). 0 for none.
+        beta: Llama 4's attention scaling multiplies queries at position p by 1 + beta * ln(1 + p // context). 0: none.
     """
 
     theta: float
@@ -273,7 +272,7 @@ class RotationSetting(Setting):
         # the values of published files: the result of `yarn_attention`, and its inverse (from an `attn_factor`).
         repeated = s.number(f"{SCALING}yarn_attn_factor", usual)
         if not any(isclose(repeated, of, rel_tol=CLOSE) for of in (usual, 1 / usual)):
-            raise s.error(f"{SCALING}yarn_attn_factor", f"YaRN's own factor, {usual:g}", repeated)
+            raise s.error(f"{SCALING}yarn_attn_factor", f"YaRN's factor, {usual:g}, or its inverse", repeated)
         if times:
             usual /= yarn_attention(r.factor, times)
         low, high = s.number(f"{SCALING}yarn_beta_slow", 1.0), s.number(f"{SCALING}yarn_beta_fast", 32.0)
