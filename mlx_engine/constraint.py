@@ -18,7 +18,7 @@ from mlx_engine.errors import OptionError, shown
 
 Kind = Literal["json_schema", "regex", "grammar", "choice"]
 
-# Keywords of JSON Schema whose values are schemas, maps of schemas or lists of schemas.
+# Keywords of JSON Schema whose values are schemas, maps from names to schemas, or lists of schemas.
 SCHEMAS = ("additionalProperties", "additionalItems", "items")
 SCHEMA_MAPS = ("properties", "patternProperties")
 SCHEMA_LISTS = ("prefixItems", "allOf", "anyOf", "oneOf", "items")
@@ -39,14 +39,14 @@ _LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-
 _SHORT = "[0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 
-# Patterns that are added to llguidance's own formats, which also accept 29 February of every year and second 60.
+# Maps formats to patterns that strings must match, too: llguidance accepts 29 February of every year, and second 60.
 STRICTER = {
     "date": f"^({_SHORT}|{_LEAP})$",
     "time": f"^{_TIME}[^0-9]",
     "date-time": f"^({_SHORT}|{_LEAP})[tT]{_TIME}[^0-9]",
 }
 
-# Keywords whose values are whole numbers, which JSON may write with a point: 3.0.
+# Keywords whose values are whole numbers. JSON may write them as floats, such as 3.0.
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 
 # Allow at most one space after a comma or colon, and no line feed. With free white space, a small model may write white
@@ -85,7 +85,7 @@ class Constraint:
     def json_schema(cls, schema: Mapping[str, Any] | str) -> Constraint:
         """Allow the JSON values that a schema describes, on one line, with properties in the schema's order.
 
-        `schema` is a JSON Schema (draft 2020-12 or older), or its JSON text. Raise OptionError as `check_schema` does.
+        `schema` is a JSON Schema (draft 2020-12 or older), or its JSON text. Raise OptionError if it is not valid.
         """
         parsed = _parsed(schema) if isinstance(schema, str) else schema
         check_schema(parsed)
@@ -98,16 +98,19 @@ class Constraint:
 
     @classmethod
     def regex(cls, text: str) -> Constraint:
-        """Allow what a regular expression of Rust's regex crate (no look-around, no back-references) fully matches."""
+        """Allow the texts that match a whole regular expression, in the syntax of Rust's regex crate.
+
+        The syntax has no look-around and no back-references.
+        """
         return cls("regex", _checked_text(text, "a regular expression"))
 
     @classmethod
     def grammar(cls, lark: str) -> Constraint:
-        """Allow the texts of a grammar in llguidance's variant of Lark, whose first rule is `start`.
+        """Allow the texts of a grammar, which is in llguidance's variant of Lark and has the first rule `start`.
 
         `<name>` is the special token of that name in the vocabulary. `%json {...}` stands for the values of a JSON
-        Schema, which is checked as in `json_schema`, and allows at most one space after a comma or colon. A schema with
-        the keyword "x-guidance" is passed to llguidance unchanged and unchecked.
+        Schema, with at most one space after a comma or colon. The schema is checked as in `json_schema`, unless it has
+        the keyword "x-guidance": then it is passed to llguidance unchanged.
         """
         return cls("grammar", _with_bounded_json(_checked_text(lark, "a grammar")))
 
@@ -131,7 +134,7 @@ class Constraint:
 
 
 def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema for llguidance: white space is bounded (`WHITESPACE`), and `STRICTER` is added to formats.
+    """Return a schema for llguidance: with `WHITESPACE`, and with the patterns of `STRICTER` for formats.
 
     Counts such as 3.0 become integers. Keywords that change nothing are removed, because llguidance would refuse them.
     """
@@ -149,7 +152,7 @@ def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_schema(schema: object) -> None:
-    """Raise OptionError if a schema is no mapping, or has a keyword, format or reference that is not supported.
+    """Raise OptionError if a schema is not a mapping, or has a keyword, format or reference that is not supported.
 
     The message has the path of the keyword, such as "$.properties.name.format".
     """
@@ -182,7 +185,7 @@ class _Part(NamedTuple):
 def _parts(root: object) -> Iterator[_Part]:
     """Yield a schema, then every schema inside it and every schema to which a `$ref` refers, each once.
 
-    Raise OptionError if the root is no mapping, or if an inner schema is neither a mapping nor a boolean.
+    Raise OptionError if the root is not a mapping, or if an inner schema is neither a mapping nor a boolean.
     """
     if not isinstance(root, Mapping):
         raise _wrong("a JSON Schema, which is an object", root)
@@ -247,7 +250,7 @@ def target(reference: str, root: Any) -> Any:
 
 
 def _is_noop(name: str, value: object) -> bool:
-    """Return whether a keyword of `UNSUPPORTED` has its default value, False, so that it changes nothing."""
+    """Return whether a keyword of `UNSUPPORTED` changes nothing, because its value is its default, False."""
     return name in ("uniqueItems", "nullable", "$recursiveAnchor") and value is False
 
 

@@ -144,9 +144,9 @@ def print_tokens(tokenizer: Tokenizer, ids: list[int]) -> None:
 
 
 def print_lookup(tokenizer: Tokenizer, wanted: str, *, as_json: bool) -> None:
-    """Print the tokens whose id or vocabulary entry is `wanted`; if there are none, the token of this text.
+    """Print the tokens with the id or vocabulary entry `wanted`. If there are none, encode it and print its token.
 
-    Raise OptionError if the text does not encode to one token.
+    Raise OptionError if `wanted` does not encode to exactly one token.
     """
     ids = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == wanted or str(i) == wanted]
     if not ids:
@@ -162,7 +162,7 @@ def print_lookup(tokenizer: Tokenizer, wanted: str, *, as_json: bool) -> None:
 
 
 def as_json(tokenizer: Tokenizer) -> dict[str, object]:
-    """Return the properties of a tokenizer; of its tokens, only the special ones."""
+    """Return the properties and the special tokens of a tokenizer."""
     return {
         "kind": tokenizer.kind,
         "pre": tokenizer.pre,
@@ -197,5 +197,5 @@ def print_info(tokenizer: Tokenizer) -> None:
 
 
 def named(tokenizer: Tokenizer, token_id: int | None) -> str:
-    """Format an id with its token."""
+    """Format a token's id and its vocabulary entry; "none" for None."""
     return "none" if token_id is None else f"{token_id} {plain(tokenizer.token(token_id))}"

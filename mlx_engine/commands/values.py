@@ -1,4 +1,4 @@
-"""Format values, on one line for people or completely as JSON; parse times and sizes."""
+"""Format values for people, on one line, or as complete JSON; parse times and sizes."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def plain(text: str) -> str:
 
 
 def shown(value: object, kind: str = "") -> str:
-    """Format a value on one line: text is cut to `SHOWN_CHARACTERS`, a list or array becomes "LENGTH x TYPE".
+    """Format a value on one line.
 
-    If `kind` is "float32", floats have seven significant digits: further digits of the float64 are noise.
+    Strings and the JSON of dicts are cut to `SHOWN_CHARACTERS`; a list or array becomes "LENGTH x TYPE". If `kind` is
+    "float32", floats are written with seven significant digits, because a float32 has no more.
     """
     if isinstance(value, str):
         return repr(value[:SHOWN_CHARACTERS]) + _rest(value)
@@ -79,12 +80,12 @@ def exact(n_bytes: int | None) -> str:
 def experts_text(nbytes: int, held: int, read: int) -> str:
     """Describe how much of the experts is in memory: `held` of `nbytes` bytes.
 
-    `read` is the expected number of bytes of the other experts that a token reads from the file.
+    `read` is the expected number of bytes per token that are read from the file, for experts that are not in memory.
     """
     if held >= nbytes:
         return f"{size(nbytes)}, all in memory"
     return (
-        f"{held / nbytes:.0%} of {size(nbytes)} in memory; a token reads about {read / 1e6:,.0f} MB of the others from "
+        f"{held / nbytes:.0%} of {size(nbytes)} in memory; a token reads about {read / 1e6:,.0f} MB of the rest from "
         "the file, if tokens choose experts as in Qwen3-30B-A3B"
     )
 
@@ -99,7 +100,7 @@ def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
 
 
 def seconds_of(option: str, text: str) -> float:
-    """Parse a time: 90, 90s, 10m or 2h. Raise OptionError if the text is not a time, or the time is 0."""
+    """Parse a time such as 90, 90s, 10m or 2h to seconds. Raise OptionError if it is 0, or the text is not a time."""
     match = TIME.fullmatch(text.strip())
     seconds = 0.0 if match is None else float(match[1]) * SECONDS[match[2].lower()]
     if not seconds:

@@ -1,4 +1,4 @@
-"""Declarative configs: each field names its GGUF key, its key in config.json, its default and its condition.
+"""Declarative configs: each field declares its GGUF key, its key in config.json, its default and its valid values.
 
 A model file derives its `Config` from `ConfigBase`, and declares each field with a function such as `whole`.
 """
@@ -15,14 +15,16 @@ from typing import Any, ClassVar, Literal, ParamSpec, TypeAlias, TypeVar
 from mlx_engine.config.settings import HARMLESS, HARMLESS_IN_GGUF, MOST_LAYERS, REQUIRED, Settings
 
 Naming: TypeAlias = Literal["gguf", "hf"]
-# A key, or (key, default); None if there is no key. The default is a value, or a function of the fields that were read
-# before. Without a default, the key is required.
+# Where a setting is stored: a key, or (key, default); None if this kind of file has no key. The default is a value, or
+# a function of the fields that were read before. A key without a default is required.
 Where: TypeAlias = str | tuple[str, object] | None
-# Gets a value and the fields that were read before. Returns None if the value is valid, or else what is expected.
+# A function of a field's value and the fields that were read before. It returns None if the value is valid, or else a
+# description of the valid values.
 Condition: TypeAlias = Callable[[Any, Any], str | None]
 
 SETTING = "setting"
-# Floats count as equal within this relative tolerance, because two formulas for the same setting round differently.
+# The relative tolerance in comparisons of floats, because programs compute the same setting by formulas that round
+# differently.
 CLOSE = 1e-6
 
 C = TypeVar("C", bound="ConfigBase")
@@ -40,11 +42,14 @@ class Setting(ABC):
         """
 
     def to_gguf(self, value: Any) -> Mapping[str, object]:
-        """Return the GGUF keys for this value; by default none."""
+        """Return the GGUF keys that store this value, and their values; by default none."""
         return {}
 
     def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
-        """Return the keys of config.json for this value of a config; by default none."""
+        """Return the keys of config.json that store this value, and their values; by default none.
+
+        `config` is the config whose field has the value.
+        """
         return {}
 
 
@@ -57,7 +62,7 @@ class Key(Setting):
         gguf: the GGUF key without the architecture's prefix, or (key, default). None if GGUF has no key: the field is
             then None, or False if `kind` is `Settings.flag`.
         hf: the same for config.json.
-        repeated: GGUF keys that must have the same value if they are present.
+        repeated: more GGUF keys for the setting, which must have the same value if they are present.
     """
 
     kind: Callable[[Settings, str, Any], Any]
@@ -93,8 +98,8 @@ class ActivationKey(Setting):
     """The activation of the FFN.
 
     Attributes:
-        words: by word in config.json, the name of the activation in this engine; the first word is the default.
-        gguf: the value for all GGUF files: the activation that llama.cpp computes. GGUF has no key for activations.
+        words: maps each word in config.json to the activation's name in this engine; the first word is the default.
+        gguf: the name of the activation that llama.cpp computes. It holds for all GGUF files, which have no key for it.
         hf: the key in config.json.
     """
 
@@ -111,7 +116,10 @@ class ActivationKey(Setting):
 
 @dataclass(frozen=True)
 class Constant(Setting):
-    """A fixed value, or a function of the fields that were read before, for a field that the base class reads."""
+    """A value that is not read from files: fixed, or computed by a function of the fields that were read before.
+
+    Most uses replace the setting of a field that is inherited from another config.
+    """
 
     value: Any
 
@@ -124,9 +132,9 @@ class Expected:
     """Settings for which only some values are implemented, so that the config needs no field for them.
 
     Attributes:
-        gguf: by GGUF key, the implemented value, a tuple of implemented values, or a function of (settings, key,
-            config) that checks the setting. A key with a value or a tuple may be absent.
-        hf: the same for config.json.
+        gguf: maps each GGUF key to the implemented value, a tuple of implemented values, or a function of (settings,
+            key, config) that checks the setting. Without a function, the key may be absent from the file.
+        hf: the same for the keys of config.json.
         harmless: keys of config.json that do not affect the forward pass, whatever their value.
     """
 
@@ -141,7 +149,7 @@ class ConfigBase:
 
     expected: ClassVar[Expected] = Expected()
     # Class variables for `models/standard.py` and `layer.Attention.read`:
-    # layer_norms: norms without a bias are layer norms; if False, RMS norms. Norms with a bias are always layer norms.
+    # layer_norms: norms without a bias are layer norms, not RMS norms. Norms with a bias are always layer norms.
     # is_parallel: attention and FFN read the same hidden states (a parallel block).
     # norms_after_rope: heads of queries and keys are normed after the rotary embedding, not before.
     # only_local_rope: in a model with sliding windows, only the layers with a window have rotary embedding.
@@ -171,7 +179,7 @@ class ConfigBase:
 
     @classmethod
     def read(cls: type[C], s: Settings, naming: Naming, n_embeddings: int = 1) -> C:
-        """Read the fields in their order; raise UnsupportedConfigError for a wrong or an unread setting.
+        """Read the fields in their order; raise UnsupportedConfigError for a wrong setting or one that no field reads.
 
         Args:
             s: for "gguf", the metadata without the architecture's prefix; for "hf", config.json.
@@ -198,7 +206,11 @@ class ConfigBase:
         return keys
 
     def to_hf(self) -> dict[str, object]:
-        """Return the keys of config.json, with the first implemented value of each key in `expected`, if it has one."""
+        """Return the keys of config.json: those of the fields, and the keys in `expected.hf`.
+
+        A key in `expected.hf` gets its first implemented value. The key is left out if this value is None, or if a
+        function checks the setting.
+        """
         keys: dict[str, object] = {}
         for key, allowed in self.expected.hf.items():
             value = allowed[0] if isinstance(allowed, tuple) else allowed
@@ -215,7 +227,7 @@ class ConfigBase:
 
 
 def merged(keys: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
-    """Return the keys of both mappings; if both have a mapping under the same key, these are merged, too."""
+    """Return the keys of both mappings. For a key in both, merge nested mappings, or else take the value in `more`."""
     made = dict(keys)
     for key, value in more.items():
         before = made.get(key)
@@ -239,7 +251,7 @@ def declared(setting: Setting, *, compare: bool = True) -> Any:
 
 
 def declares(setting: Callable[P, Setting]) -> Callable[P, Any]:
-    """Return a function of the arguments of the class `setting` that declares a field with this setting."""
+    """Return a function that declares a field. It takes the arguments of the class `setting`, and makes the setting."""
     return lambda *args, **kwargs: declared(setting(*args, **kwargs))
 
 
@@ -283,7 +295,7 @@ def flag(gguf: Where, hf: Where) -> Any:
 def said(hf: Where) -> Any:
     """Declare a flag of config.json that says whether files have certain tensors.
 
-    For GGUF files, `Row.when` in `weights/table.py` sets the flag if the file has the tensors.
+    GGUF has no key for the flag: it is set if the file has the tensors whose `Row.when` (`weights/table.py`) names it.
     """
     return flag(None, hf)
 
@@ -306,12 +318,12 @@ def n_embeddings(known: Any) -> int:
 
 
 def one_per_head(known: Any) -> int:
-    """Return a default: the number of query heads, for models without grouped-query attention."""
+    """Return the default number of KV heads: one per query head, as in models without grouped-query attention."""
     return int(known.n_heads)
 
 
 def per_head(known: Any) -> int:
-    """Return a default: hidden_size / n_heads."""
+    """Return the default width of a head: hidden_size // n_heads."""
     return max(1, int(known.hidden_size // known.n_heads))
 
 
@@ -357,20 +369,20 @@ def partly_rotated_heads(usual: int | Callable[[Any], int] = per_head) -> Any:
 
 
 def convolves(n_tokens: int, known: Any) -> str | None:
-    """Check the width of a convolution in tokens: at least 2, because the state keeps `n_tokens - 1` tokens."""
+    """Check that a convolution reads at least 2 tokens, because its state keeps `n_tokens - 1` tokens."""
     return None if n_tokens >= 2 else "2 or more tokens"
 
 
 def each_layer(*kinds: str) -> Callable[[Settings, str, Any], object]:
-    """Return a check that a list of layer kinds, if present, has one of these kinds for every layer."""
+    """Return a function that checks a list of layer kinds: if present, it must have one of `kinds` for every layer."""
     return lambda s, key, config: s.words(key, config.n_layers, *kinds)
 
 
 def same_as(name: str) -> Callable[[Settings, str, Any], object]:
-    """Return a check that a setting, if present, equals the config's field `name`."""
+    """Return a function that checks a setting: if present, it must equal the config's field `name`."""
     return lambda s, key, config: s.expect(key, getattr(config, name))
 
 
 def stated(value: str) -> Callable[[Settings, str, Any], object]:
-    """Return a check that a setting is present and has this value, because transformers' default is another."""
+    """Return a function that checks that a setting is present and has this value, not transformers' default."""
     return lambda s, key, config: s.choice(key, REQUIRED, value)

@@ -6,7 +6,8 @@ and the error about an unknown architecture are made from these lists.
 
 from __future__ import annotations
 
-# The values of `model_type` for which mlx-lm has a file, and the values of `general.architecture` that llama.cpp runs.
+# _MLX_LM: the values of `model_type` (config.json) for which mlx-lm has a file. _LLAMA_CPP: the values of
+# `general.architecture` (GGUF) that llama.cpp runs.
 _MLX_LM = """
 Klear afm7 afmoe apertus baichuan_m1 bailing_moe bailing_moe_linear bitnet cohere cohere2 dbrx deepseek deepseek_v2
 deepseek_v3 deepseek_v32 dots1 ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe falcon_h1 gemma gemma2 gemma3 gemma3_text
@@ -32,6 +33,7 @@ wavtokenizer-dec xverse
 """
 MLX_LM, LLAMA_CPP = tuple(_MLX_LM.split()), tuple(_LLAMA_CPP.split())
 
+# Maps each missing mechanism to the architectures that need it.
 _LACKS: dict[str, str] = {
     "only a file in mlx_engine/models; no mechanism is known to be missing": """
         baichuan bailing_moe bailingmoe bailingmoe2 codeshell maincoder orion pangu-embedded plamo plamo3 plm
@@ -49,7 +51,7 @@ _LACKS: dict[str, str] = {
     "a soft cap of the router": "grok",
     "a mixture of experts beside a dense FFN, without norms of their outputs": "arctic",
     "a router that reads the input of attention": "smallthinker",
-    "groups of experts, each group with a small expert of its own": "grovemoe",
+    "groups of experts, with one small shared expert per group": "grovemoe",
     "experts that return their input, and two attentions in a layer": "longcat_flash longcat_flash_ngram",
     "a different number of heads in each layer": "deci laguna nemotron-nas openelm step35 step3p5",
     "values narrower than keys": "mimo2 mimo_v2_flash",
@@ -71,5 +73,5 @@ _LACKS: dict[str, str] = {
         chameleon clip cogvlm deepseek2-ocr hunyuan_vl kimi_k25 kimi_vl lfm2-vl paddleocr pixtral qwen2_vl qwen2vl
         qwen3_vl qwen3_vl_moe qwen3vl qwen3vlmoe wavtokenizer-dec""",
 }
-# By architecture: the mechanism that this engine lacks to run it.
+# Maps each architecture that this engine does not run to the mechanism that is missing.
 LACKS = {name: what for what, names in _LACKS.items() for name in names.split()}

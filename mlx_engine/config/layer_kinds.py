@@ -22,12 +22,12 @@ class LayerKinds(Setting):
     Attributes:
         every: the default of the interval n: the last of every n layers is of the second kind.
         names: the names of both kinds in config.json's `layer_types`; None if the kinds are not listed there.
-        interval: the key of n in GGUF ("gguf") and config.json ("hf"), if there is one.
-        flags: the key of a list with a flag for each layer in GGUF and config.json, if there is one.
-        if_window: whether all layers are of the second kind if the model has no window.
+        interval: maps "gguf" and "hf" (config.json) to the key of n, if such files have the key.
+        flags: maps "gguf" and "hf" to the key of a list with one flag per layer, if such files have the list.
+        if_window: whether only models with a window have layers of the first kind.
         ends_with_second: whether a Hugging Face folder's last layer is of the second kind, whatever `layer_types` says.
-        writes_usual: whether n is written to GGUF files even if it is `every`.
-        begins: whether the first of every n layers is of the second kind, not the last; `interval` must be empty.
+        writes_usual: whether n is written to GGUF files even if it equals the default, `every`.
+        begins: whether the first of every n layers, not the last, is of the second kind; `interval` must be empty.
     """
 
     every: int
@@ -69,7 +69,7 @@ class LayerKinds(Setting):
 
 
 def _interval(value: tuple[bool, ...]) -> int:
-    """Return the interval n: layer n - 1 is the first layer of the second kind. Without such a layer, n_layers + 1."""
+    """Return the number of layers up to the first one of the second kind, inclusive; n_layers + 1 if there is none."""
     return value.index(False) + 1 if False in value else len(value) + 1
 
 
@@ -80,8 +80,8 @@ layer_kinds = declares(LayerKinds)
 class OfSomeLayers(Setting):
     """A number that only some layers have, such as the number of KV heads.
 
-    config.json has the number once. GGUF files have the number, or a list with 0 for the layers without it; the
-    `Config.to_gguf` of the model writes the list.
+    config.json has the number once. GGUF files have the number, or a list with the number or 0 for each layer;
+    `to_gguf` of the model's `Config` writes the list.
     """
 
     gguf: str

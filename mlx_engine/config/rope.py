@@ -43,11 +43,11 @@ class Rotation:
         context: length of the training context in tokens; unused by "default", "linear" and "proportional".
         attention_factor: factor of cosines and sines, for "yarn" and "longrope".
         truncate: for "yarn": whether the indices of the pairs with `low` and `high` rotations are rounded.
-        short, long: for "longrope": the divisors of frequencies in contexts up to the training context, and longer.
-        extent: length of the longest sequence, for "longrope" and "dynamic"; None is the training context.
+        short, long: for "longrope": divisors of the frequencies; `short` if `extent` is at most `context`, else `long`.
+        extent: for "longrope" and "dynamic": length of the longest sequence; None is the training context.
         n_rotated: number of elements of a head that are rotated; None for all.
         part: for "proportional": the fraction of a head's pairs, from the first pair on, that are rotated.
-        beta: `Growth.beta` of Llama 4's attention scaling; 0 for no scaling. `Growth.length` is `context`.
+        beta: Llama 4's attention scaling multiplies queries at position p by 1 + beta * ln(1 + p // context). 0: none.
     """
 
     theta: float
@@ -71,7 +71,7 @@ class Rotation:
         return self.extent is not None and self.extent > self.context
 
     def within(self, extent: int) -> Rotation:
-        """Return the rotation for sequences of at most `extent` tokens; only the rules in BY_LENGTH change."""
+        """Return the rotation for sequences of at most `extent` tokens; unchanged if its rule is not in BY_LENGTH."""
         return replace(self, extent=extent) if self.rule in BY_LENGTH else self
 
     def for_heads(self, head_dim: int) -> Rope:
@@ -179,12 +179,12 @@ def longrope_attention(factor: float, context: int) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 and context > 1 else 1.0
 
 
-# The kinds of layers with different rotary settings, as transformers 5 names them.
+# The kinds of layers that may have different rotary settings, with the names of transformers 5.
 LAYER_KINDS = ("full_attention", "sliding_attention")
 ORIGINAL = "original_max_position_embeddings"
 SCALING = "rope.scaling."
-# A key in the config.json of DeepSeek-R1-0528-Qwen3-8B. It is ignored, as in transformers and llama.cpp, which use only
-# `yarn_attention`. (vLLM multiplies both factors.)
+# A key in the config.json of DeepSeek-R1-0528-Qwen3-8B: a factor of cosines and sines. It is ignored, as in
+# transformers and llama.cpp, which use the result of `yarn_attention`. (vLLM multiplies that by the key's value.)
 ATTN_FACTOR = "attn_factor"
 # The rules of Llama and of architectures derived from it.
 EVERY_RULE = ("linear", "dynamic", "llama3", "yarn", "longrope")
@@ -202,11 +202,11 @@ class RotationSetting(Setting):
         hf: the key of the base in config.json, if `rope_parameters` does not have it.
         theta: the default base, or a function of the fields that were read before.
         rules: the implemented rules besides "default"; if empty, `rope_scaling` is not read.
-        layers: the key of this rotation in `rope_parameters`, one of LAYER_KINDS; None if all layers have the same one.
+        layers: the key of this rotation in `rope_parameters`, one of LAYER_KINDS; None if all layers share a rotation.
         always: whether to write the base to a GGUF file even if it is the default.
         partial: whether files may say that only a part of each head is rotated.
         grows: whether files may have Llama 4's attention scaling.
-        truncates: `Rotation.truncate` for GGUF files, which have no key for it.
+        truncates: the value of `Rotation.truncate` for all GGUF files, which have no key for it.
         part: with `partial`, the fraction of each head that is rotated if config.json has no key for it.
         alpha: whether the rule "dynamic" may have Hunyuan's `alpha`, which is an error in other models.
     """
@@ -241,7 +241,7 @@ class RotationSetting(Setting):
         # As in llama.cpp, a file with a scaling factor but without a scaling type has linear scaling.
         known_here = [rule for rule in ("linear", "yarn", "longrope") if rule in self.rules]
         rule = s.choice(f"{SCALING}type", "linear" if "linear" in self.rules else "none", "none", *known_here)
-        # `finetuned` is ignored, because files of models without a scaling rule have it, too.
+        # Read `finetuned`, so that it is not refused as an unread setting; llama.cpp only prints it.
         s.flag(f"{SCALING}finetuned", True)
         context = s.whole(f"{SCALING}original_context_length", getattr(known, "context_length", 1))
         factor, attention = s.number(f"{SCALING}factor", 1.0), s.number(f"{SCALING}attn_factor", 1.0)
@@ -264,15 +264,15 @@ class RotationSetting(Setting):
         return None if n == known.head_dim else n
 
     def _yarn_of_gguf(self, s: Settings, r: Rotation, attention: float) -> Rotation:
-        """Return YaRN as llama.cpp understands the keys: `attn_factor` multiplies the factor that YaRN computes."""
+        """Return YaRN's rotation. As in llama.cpp, `attn_factor` multiplies the factor of `yarn_attention`."""
         s.expect(f"{SCALING}yarn_ext_factor", 1.0)
         usual = yarn_attention(r.factor)
         times = s.number_or_zero(f"{SCALING}yarn_log_multiplier") if self.grows else 0.0
-        # llama.cpp ignores `yarn_attn_factor`, a copy of `attention_factor` or `attn_factor` of config.json. Accept the
-        # result of `yarn_attention`, and its inverse, the only published value of `attn_factor`.
+        # llama.cpp ignores `yarn_attn_factor`, a copy of `attention_factor` or `attn_factor` in config.json. Accept
+        # the values of published files: the result of `yarn_attention`, and its inverse (from an `attn_factor`).
         repeated = s.number(f"{SCALING}yarn_attn_factor", usual)
         if not any(isclose(repeated, of, rel_tol=CLOSE) for of in (usual, 1 / usual)):
-            raise s.error(f"{SCALING}yarn_attn_factor", f"YaRN's own factor, {usual:g}", repeated)
+            raise s.error(f"{SCALING}yarn_attn_factor", f"YaRN's factor, {usual:g}, or its inverse", repeated)
         if times:
             usual /= yarn_attention(r.factor, times)
         low, high = s.number(f"{SCALING}yarn_beta_slow", 1.0), s.number(f"{SCALING}yarn_beta_fast", 32.0)
@@ -282,7 +282,7 @@ class RotationSetting(Setting):
         )  # fmt: skip
 
     def to_gguf(self, value: Rotation) -> Mapping[str, object]:
-        """Return the keys of a rotation. GGUF has none for the rules "llama3", "dynamic" and "proportional".
+        """Return the GGUF keys of a rotation. There are no keys for the rules "llama3", "dynamic" and "proportional".
 
         The divisors of "llama3", "proportional" and "longrope" are tensors (`weights/rope_divisors.py`).
         """
@@ -309,7 +309,7 @@ class RotationSetting(Setting):
     # ---- config.json ----
 
     def to_hf(self, value: Rotation, config: Any) -> Mapping[str, object]:
-        """Return the keys of a rotation as transformers 5 names them."""
+        """Return the keys of a rotation in config.json, with the names of transformers 5."""
         keys: dict[str, object] = {"rope_type": value.rule, "rope_theta": value.theta}
         if value.n_rotated is not None:
             keys["partial_rotary_factor"] = part_of(value.n_rotated, config.head_dim)
@@ -358,9 +358,8 @@ class RotationSetting(Setting):
             return None
         n = int(known.head_dim * part)
         if n % 2 or not 0 < n < known.head_dim:
-            raise s.error(
-                "partial_rotary_factor", f"a fraction that rotates an even number of {known.head_dim} elements", part
-            )
+            expected = f"a fraction that rotates an even number of a head's {known.head_dim} elements"
+            raise s.error("partial_rotary_factor", expected, part)
         return n
 
     def _scaled(self, s: Settings, r: Rotation, known: Any, original: int | None) -> Rotation:
@@ -372,7 +371,7 @@ class RotationSetting(Setting):
             return r
         if rule == "linear":
             return replace(r, rule=rule, factor=s.number("factor"))
-        # Without any training context, longrope is an error, and the other rules use the model's context length.
+        # If the file has no training context, longrope is an error, and other rules use the model's context length.
         usual = original or (REQUIRED if rule == "longrope" else getattr(known, "context_length", 1))
         context = s.whole(ORIGINAL, usual)
         if original not in (None, context):
@@ -381,7 +380,7 @@ class RotationSetting(Setting):
 
     def _dynamic(self, s: Settings, r: Rotation, known: Any) -> Rotation:
         alpha = s.number_or_zero("alpha") if self.alpha else 0.0
-        if alpha:  # a larger base for sequences of any length
+        if alpha:  # Hunyuan's variant: a larger base, which does not depend on the length of the sequence
             for unused in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
                 s.number_or_zero(unused)
             return Rotation(r.theta * alpha ** (known.head_dim / (known.head_dim - 2)))
@@ -454,7 +453,7 @@ _READ = {
 
 
 def _divisors(s: Settings, key: str, n: int) -> tuple[float, ...]:
-    """Return n divisors of frequencies, rounded to float32 as transformers and GGUF files round them."""
+    """Return n divisors of frequencies, rounded to float32, as in transformers and in GGUF files."""
     return tuple(np.asarray(s.numbers(key, n), dtype=np.float32).tolist())
 
 
@@ -483,7 +482,7 @@ def chunked_context(usual: int | Any = REQUIRED) -> Any:
 
 @dataclass(frozen=True)
 class BeyondChunk(Constant):
-    """The context that a model would have with dual chunk attention, for a note to the user; None for other models."""
+    """The context length with dual chunk attention, for a note to the user; None if a model does not have it."""
 
     value: int | None = None
 
@@ -530,7 +529,7 @@ def by_length(config: Any) -> Rotation | None:
 
 
 def context_notes(config: Any) -> tuple[str, ...]:
-    """Return a line for the user if a loaded model could have a longer context."""
+    """Return a note for the user if a loaded model could have a longer context; else an empty tuple."""
     rope, whole = by_length(config), getattr(config, "beyond_chunk", None) or 0
     if whole > config.context_length:
         reached = "dual chunk attention, which is not implemented, would allow"

@@ -55,7 +55,7 @@ _OTHER_TASKS = (
 
 HARMLESS = frozenset((*_BOOKKEEPING, *_TRAINING, *_EXECUTION, *_GENERATION, *_MTP, *_OLD_LLAMA, *_OTHER_TASKS))
 
-# Keys of GGUF files that models do not read, because `checkpoint/pooling.py` does.
+# Keys of GGUF files that no config reads, because `checkpoint/pooling.py` reads them.
 HARMLESS_IN_GGUF = frozenset(("classifier.output_labels", "pooling_type"))
 
 # Values that switch a feature off. They are accepted in every architecture whose config does not read the setting.
@@ -114,11 +114,14 @@ _COMPARABLE = (str, int, float, list, dict, type(None))
 class Settings:
     """Reads a mapping of settings and remembers which keys were read; raises UnsupportedConfigError for wrong values.
 
-    An unread setting could mean wrong results, so `refuse_rest` is called last and raises an error for it.
+    Call `refuse_rest` last. It raises an error for a setting that was not read, without which results could be wrong.
     """
 
     def __init__(self, values: Mapping[str, object], *, where: str, path: str = "") -> None:
-        """Make a reader. For nested settings, `path` is the beginning of their names, such as "rope_scaling."."""
+        """Make a reader of settings; `where` names the file in errors.
+
+        For nested settings, `path` is the beginning of their names, such as "rope_scaling.".
+        """
         self._values, self._where, self._path = values, where, path
         self._read, self._required = set[str](), set[str]()
 
@@ -152,7 +155,7 @@ class Settings:
         return None if self._values.get(key, default) is None else self.number(key, default)
 
     def number_or_zero(self, key: str) -> float:
-        """Return a finite number >= 0; 0 if the key is absent."""
+        """Return a finite number >= 0; 0 if the key is absent or null."""
         return 0.0 if self._get(key, 0) in (0, 0.0) else self.number(key)
 
     def numbers(self, key: str, n: int, default: Any = REQUIRED) -> list[float]:
@@ -171,7 +174,7 @@ class Settings:
         return value
 
     def mapping(self, key: str) -> Settings | None:
-        """Return nested settings, or None if the key is absent."""
+        """Return nested settings; None if the key is absent or null."""
         value = self._get(key, None)
         if value is None:
             return None
@@ -180,7 +183,7 @@ class Settings:
         return Settings(value, where=f"{self._where}: {key}", path=f"{self._path}{key}.")
 
     def choice(self, key: str, default: Any, *others: str) -> str:
-        """Return `default` or one of `others`. An absent key gives `default`, or is an error if that is `REQUIRED`."""
+        """Return a string: `default` or one of `others`. An absent key means `default`; if that is REQUIRED, raise."""
         value = self._get(key, default)
         words = others if default is REQUIRED else tuple(dict.fromkeys((default, *others)))
         if not isinstance(value, str) or value not in words:
@@ -206,7 +209,7 @@ class Settings:
         return value
 
     def pattern(self, key: str, letters: str) -> str | None:
-        """Return a string of the given letters, joined if it is a list; None if the key is absent."""
+        """Return a string that consists of `letters`; the file may have a list of them. None if the key is absent."""
         value = self._get(key, None)
         if value is None:
             return None
@@ -215,7 +218,7 @@ class Settings:
         return "".join(value)
 
     def flags(self, key: str, n: int) -> tuple[bool, ...] | None:
-        """Return n flags from a list or array of booleans or of 1 and 0; None for an absent key or an empty list."""
+        """Return n flags; the file has booleans, or 0 and 1. None if the key is absent or the list is empty."""
         value = self._get(key, None)
         if value is None or (isinstance(value, list) and not value):
             return None
@@ -250,7 +253,7 @@ class Settings:
             raise self.error(key, " or ".join(map(repr, allowed)), value)
 
     def refuse_rest(self, harmless: Collection[str] = ()) -> None:
-        """Raise an error for the first key that was not read, is not harmless, and has no value of `OFF`."""
+        """Raise an error for the first key that was not read and is not harmless, unless `OFF` has its value."""
         for key, value in self._values.items():
             if key in self._read or key in harmless:
                 continue

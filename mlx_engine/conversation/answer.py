@@ -4,9 +4,10 @@
 The parser consists of generators that yield when they need more text, so the events do not depend on how the text is
 cut into pieces.
 
-Text is held back only while it may be part of a delimiter, of the head of a call (the text before the arguments), or of
-the white space between two parts, which is dropped. The event `CallBegin` is emitted when the call's name is known and
-its arguments begin. If the head of a call does not parse, it is emitted as text, unchanged.
+An answer consists of parts: reasoning, text and calls. Text is held back only while it may be part of a delimiter, of
+the head of a call (the text before the arguments), or of the white space between two parts, which is dropped. The
+event `CallBegin` is emitted when the call's name is known and its arguments begin. If the head of a call does not
+parse, it is emitted as text, unchanged.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ class AnswerReader:
     def after(
         cls, tokenizer: Tokenizer, prompt_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()
     ) -> AnswerReader:
-        """Return the reader of the answer to a prompt, which may end with the opening marker of the reasoning.
+        """Return the reader of the answer to a prompt.
 
+        If the prompt ends with the opening marker of the reasoning, the answer begins inside the reasoning.
         `tools` are in the form of OpenAI's API; their schemas give the types of the arguments. Without tools, calls are
         not parsed.
         """
@@ -146,7 +148,7 @@ class AnswerReader:
         return None
 
     def _call(self, match: re.Match[str]) -> Generator[None, None, bool]:
-        """Parse the calls after an opening delimiter. Without calls, emit the delimiter as text and return False."""
+        """Parse the calls after an opening delimiter; emit the delimiter as text and return False if there are none."""
         groups = {key: value.replace(MARK, "") for key, value in match.groupdict().items() if value}
         name = next((value for key, value in groups.items() if key.startswith(("name", "known"))), None)
         is_call = "known" not in groups or (groups["known"] in self._calls.tools and not self._is_reasoning)
@@ -209,7 +211,7 @@ def _joined(events: Sequence[Event]) -> list[Event]:
 def message_of(events: Sequence[Event]) -> dict[str, Any]:
     """Return the content, the reasoning and the calls of a whole answer, as keys of a message of OpenAI's API.
 
-    The content is None if the answer has calls and no text. Absent reasoning and calls are left out.
+    The content is None if the answer has calls but no text. The keys of absent reasoning and calls are left out.
     """
     found: dict[str, Any] = {"content": "", **delta_of(events)}
     for call in found.get("tool_calls", ()):

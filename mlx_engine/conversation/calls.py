@@ -23,15 +23,16 @@ Reading = Generator[None, None, None]
 
 # Unescaped characters of a JSON string.
 PLAIN = re.compile(rf'[^"\\\x00-\x1f{MARK}]+')
-# The characters of a number, true, false or null; and these values in JSON's syntax.
+# SCALAR: the characters of a number, true, false or null. JSON_SCALAR: these values in JSON's syntax.
 SCALAR = re.compile(r"[-+.\w]*")
 JSON_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
 # A key without quotes.
 BARE_KEY = re.compile(r"""[^\s:{}\[\],"']*""")
 SPACE = re.compile(r"\s*")
+# The characters that may follow a backslash in a JSON string.
 ESCAPED = frozenset('"\\/bfnrtu')
 
-# Keys of a call's object that are ignored.
+# Keys of a call that are ignored, with their values.
 IGNORED = ("id", "type", "tool_call_id")
 
 # The deepest nesting of values; deeper values are malformed.
@@ -63,7 +64,7 @@ class Cursor:
         yield
 
     def next(self, n: int = 1) -> Generator[None, None, str]:
-        """Return the next n characters, fewer at the end; the cursor does not move."""
+        """Return the next n characters, or fewer at the end of the text; the cursor does not move."""
         while self.at + n > len(self.text) and not self.is_end:
             yield from self.more()
         return self.text[self.at : self.at + n]
@@ -92,7 +93,7 @@ class Cursor:
             yield from self.more()
 
     def find(self, delimiters: Sequence[Delimiter], give: Emit) -> Generator[None, None, re.Match[str] | None]:
-        """Emit the text before the first of several delimiters, move there, and return the match; None at the end."""
+        """Emit the text before the first of several delimiters, move to the delimiter, and return its match, if any."""
         while True:
             found, certain = None, len(self.text)
             for delimiter in delimiters:
@@ -132,12 +133,12 @@ class CallReader:
         self._is_open = False
 
     def read(self, name: str | None, *, has_opening: bool, before: Callable[[], None]) -> Generator[None, None, bool]:
-        """Parse the calls after an opening delimiter. Return False if there are none; the cursor then does not move.
+        """Parse calls and their closing delimiter. If there are no calls, return False and do not move the cursor.
 
         Args:
             name: the name of the tool, if the opening delimiter has it.
-            has_opening: whether there was an opening delimiter; False only for `CallForm.is_bare`.
-            before: called before each call begins.
+            has_opening: whether an opening delimiter stands before the cursor; False only with `CallForm.is_bare`.
+            before: a function that is called before each `CallBegin`.
         """
         cursor, n = self._cursor, self.n_calls
         self._before, self._has_opening, self._is_open = before, has_opening, False
@@ -211,9 +212,10 @@ class CallReader:
         yield from self._take("]")
 
     def _object(self, name: str | None) -> Reading:
-        """Parse an object with the name and the arguments of a call. Its other members become text after the call.
+        """Parse an object with the name and the arguments of a call.
 
-        In a call without an opening delimiter, other members raise MalformedError.
+        Its other members, except those in IGNORED, become text after the call. In a call without an opening delimiter,
+        they raise MalformedError.
         """
         form, held, others, n = self._form, "", list[str](), self.n_calls
         yield from self._take("{")
@@ -366,7 +368,7 @@ class CallReader:
         return "".join(parts).strip()
 
     def _char(self, emit: Emit | None = None) -> Generator[None, None, str]:
-        """Move over white space, emit it if `emit` is given, and return the next character."""
+        """Move over white space, pass it to `emit` if this is given, and return the next character."""
         spaces = yield from self._cursor.spaces()
         if emit is not None and spaces:
             emit(spaces)
@@ -471,7 +473,7 @@ class _Value:
         self._emit('"' if self._is_string else json_of(self._held, self._types))
 
     def stop(self) -> None:
-        """Emit a value whose end is missing."""
+        """Emit the text that was held back of a value whose end is missing, as a JSON string without its end."""
         if not self._is_string and self._held:
             self._emit('"' + _escaped(self._held))
 
@@ -525,7 +527,8 @@ def _python_calls(text: str, tools: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _python_call(call: ast.expr, tools: Mapping[str, Any]) -> tuple[str, str]:
     """Return the name and the JSON text of the arguments of a call.
 
-    Raise ValueError or TypeError if the expression is not a call with literal arguments that JSON can express.
+    Raise ValueError or TypeError if the expression is not a call, if an argument is not a literal that JSON can express
+    or is given twice, or if there are more positional arguments than the tool has parameters.
     """
     if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords):
         raise ValueError("no call with literal arguments")
@@ -542,7 +545,7 @@ def _python_call(call: ast.expr, tools: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _python_value(value: ast.expr) -> Any:
-    """Return the value of a literal, which may also have JSON's true, false and null."""
+    """Return the value of a literal in Python's syntax, or with JSON's true, false and null."""
     if isinstance(value, ast.Name) and value.id in ("true", "false", "null"):
         return json.loads(value.id)
     if isinstance(value, ast.List | ast.Tuple):

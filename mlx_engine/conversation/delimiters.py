@@ -1,8 +1,8 @@
 """Find delimiters in a stream of text, and the text at its end that may become a delimiter when more text follows.
 
-A delimiter is a literal or a regular expression. Python's `re` has no partial matching. So `partial_of` makes a second
-expression, which matches the end of a text if this end can be completed to a match of the first expression. For the
-delimiter `</think>`, this second expression matches the end of "so far </th".
+A delimiter is a literal or a regular expression. Python's `re` has no partial matching. So `partial_of` makes a
+partial expression, which matches the end of a text if this end can be completed to a match of the delimiter. For the
+delimiter `</think>`, the partial expression matches the end of "so far </th".
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def think_markers(template: str | None) -> ThinkMarkers | None:
 
 
 MARK = "\udc00"
-"""Marked text has MARK before each control token that the model generated, which tells the control token from ordinary
-text with the same spelling. As a lone surrogate, MARK is never part of valid text."""
+"""Marked text has MARK before each control token that the model generated, because ordinary text may have the same
+spelling. MARK is a lone surrogate, so it is never part of valid text."""
 
 # A part of a regular expression: a character or class, the beginning or end of a group, "|", or a quantifier.
 PART = re.compile(
@@ -65,7 +65,7 @@ class UnsupportedPatternError(ValueError):
 
 
 class _Item(NamedTuple):
-    """An element of a regular expression: its source, its partial expression if it is a group, and its quantifier."""
+    """An element of a regular expression: source, partial expression (only of a group), and quantifier."""
 
     source: str
     partial: str | None
@@ -73,9 +73,10 @@ class _Item(NamedTuple):
 
 
 def partial_of(pattern: str) -> str:
-    """Return an expression that matches the end of a text if more text could complete this end to a match of `pattern`.
+    """Return the partial expression of `pattern`.
 
-    Raise UnsupportedPatternError if the pattern has a look-around, a back-reference or an anchor.
+    It matches the end of a text if more text could complete this end to a match of `pattern`. Raise
+    UnsupportedPatternError if the pattern has a look-around, a back-reference or an anchor.
     """
     parts, at = [], 0
     while at < len(pattern):
@@ -93,7 +94,7 @@ def partial_of(pattern: str) -> str:
 
 
 def _branches(parts: list[tuple[str, str]], at: int) -> tuple[str, int]:
-    """Return the partial expression of the alternatives that begin at parts[at], and the index of the next part."""
+    """Return the partial expression of the alternatives from parts[at] on, and the index of the part after them."""
     sequences: list[list[_Item]] = [[]]
     while at < len(parts) and parts[at][0] != "close":
         kind, source = parts[at]
@@ -115,7 +116,7 @@ def _branches(parts: list[tuple[str, str]], at: int) -> tuple[str, int]:
 
 
 def _sequence(items: Iterable[_Item]) -> str:
-    """Return the partial expression of elements that follow each other."""
+    """Return the partial expression of a sequence of elements."""
     rest: str | None = None
     for source, partial, quantifier in reversed(list(items)):
         most = quantifier.rstrip("?}").split(",")[-1].lstrip("{")  # the maximum: "2" of {2}, "" of {2,}, "5" of {2,5}
@@ -131,7 +132,7 @@ def _sequence(items: Iterable[_Item]) -> str:
 
 
 class _More:
-    """The type of MORE, which `Delimiter.match` returns if the text that follows decides whether there is a match."""
+    """The type of MORE, which `Delimiter.match` returns if later text decides whether there is a match."""
 
 
 MORE = _More()
@@ -164,7 +165,7 @@ class Delimiter:
         return found, len(text) if found is None else found.start()
 
     def match(self, text: str, at: int, *, is_end: bool) -> re.Match[str] | _More | None:
-        """Return the match that begins at an index; None if there is none; MORE if the text that follows decides."""
+        """Return the match that begins at an index; None if there is none; MORE if later text decides."""
         if not is_end and (at == len(text) or self._partial.match(text, at)):
             return MORE
         return self.full.match(text, at)

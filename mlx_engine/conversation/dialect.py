@@ -48,18 +48,18 @@ class Dialect:
     Attributes:
         parts: whether a content may be a list of text parts. If False, the content is one text.
         head: whether a system message may be the first message. If False, its text is put at the beginning of the user
-            message that follows directly, or becomes a user message if none does.
+            message that follows directly. If none follows directly, the text becomes a user message.
         late: whether system messages may follow the first message. If False, system messages at the beginning are
             joined, and each later one becomes a user message in `<system-reminder>` tags.
-        reminders: where a text in `<system-reminder>` tags is put after tool results: in a "message" of its own, or at
+        reminders: where a text in `<system-reminder>` tags is put after tool results: in a separate "message", or at
             the end of the last "result". Templates that need "result" take any user message for a new question, and
             drop the reasoning before it.
         developer: whether there is a role `developer`. If False, it becomes `system`.
         runs: which of the roles user and assistant may have several messages in a row. If `runs` lacks a role, adjacent
             messages of this role are joined.
         opening: whether the first message may be an answer. If False, an empty user message is put before it.
-        after_results: where a user message that follows tool results is put: "after" the results; "after an answer"
-            with empty text, which is inserted; or "inside" the last result.
+        after_results: where a user message that follows tool results is put: "after" the results; "after an answer",
+            an empty one that is inserted after the results; or "inside" the last result.
         calls: whether tool calls are a field of a message. If False, they are text in the model's own format.
         several: how several calls of one answer are written: in "one message"; "one each", a message per call, followed
             by its result; as "text" in the content of a message; or as "plain text", with the results as user messages.
@@ -70,7 +70,7 @@ class Dialect:
         nine: whether the ids of calls must be nine letters or digits.
         reasoning: where the reasoning of an answer stands: in a "field" of the message, or in a "part" of its content.
         results: whether there is a role `tool`. If False, results are user messages in `<tool_response>` tags.
-        bare_tools: whether tools may lack a description or parameters. If False, they get empty ones.
+        bare_tools: whether tools may lack a description or parameters. If False, empty ones are added.
     """
 
     parts: bool = True
@@ -185,7 +185,7 @@ def _clean(content: Any) -> Any:
 
 
 def _thoughts(parts: Sequence[Mapping[str, Any]]) -> Dict:
-    """Return the reasoning and the other parts in the content of an answer; {} if there is no reasoning."""
+    """Return the content of an answer without its reasoning, and the reasoning, as fields; {} without reasoning."""
     thoughts = [part["thinking"] for part in parts if "thinking" in part]
     content = {"content": [part for part in parts if "thinking" not in part] or ""}
     return {**content, "reasoning_content": "\n\n".join(thoughts)} if thoughts else {}
@@ -214,7 +214,7 @@ def _normal_call(call: Mapping[str, Any], number: int, at: str) -> Dict:
 
 
 def _decoded(text: str) -> Mapping[str, Any]:
-    """Return the object in a JSON text. Other text, such as an incomplete object, becomes the argument `arguments`."""
+    """Return the object in a JSON text. Another value, or text that is not JSON, is returned as {"arguments": ...}."""
     try:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
@@ -225,7 +225,7 @@ def _decoded(text: str) -> Mapping[str, Any]:
 def _ordered(messages: list[Dict]) -> list[Dict]:
     """Sort the results after an answer in the order of its calls.
 
-    Many templates do not write the ids of calls, so only the order shows which call a result belongs to.
+    Many templates do not write the ids of calls, so only the order shows to which call a result belongs.
     """
     found: list[Dict] = []
     places: dict[str, int] = {}
@@ -317,7 +317,7 @@ def _with_calls(messages: list[Dict], dialect: Dialect, write_calls: WriteCalls)
 
 
 def _rounds(messages: list[Dict]) -> Iterator[tuple[Dict, list[Dict]]]:
-    """Yield each message with the results that follow it; results at the beginning follow an empty dict."""
+    """Yield each message with the results that follow it. Results before the first message come with an empty dict."""
     at = 0
     while at < len(messages):
         message = messages[at] if messages[at]["role"] != TOOL else {}

@@ -23,7 +23,7 @@ class TextDelta(NamedTuple):
 class CallBegin(NamedTuple):
     """A tool call begins.
 
-    `call` is the number of the call in the answer, from 0; `id` is unique over all answers; `name` is that of the tool.
+    `call` is the number of the call in the answer, from 0; `id` is unique over all answers; `name` is the tool's name.
     """
 
     call: int
@@ -32,10 +32,11 @@ class CallBegin(NamedTuple):
 
 
 class ArgumentsDelta(NamedTuple):
-    """More JSON text of the arguments of a call. The deltas of a call are one JSON object, with two exceptions.
+    """More JSON text of the arguments of a call.
 
-    A call that was cut off has no `CallEnd`, and its arguments may be incomplete. After a syntax error in the
-    arguments, the text up to the end of the call is passed on unchanged.
+    Joined, the deltas of a call are a JSON object, with two exceptions. A call that was cut off has no `CallEnd`, and
+    its arguments may be incomplete. After a syntax error in the arguments, the text up to the end of the call is passed
+    on unchanged.
     """
 
     call: int

@@ -2,10 +2,10 @@
 
 A response template has the form of `response_template` in Hugging Face's tokenizer_config.json. It lists the regions of
 an answer (reasoning, text, calls): the texts or patterns that open and close each region, and the kind of its content.
-If a model's folder has a response template whose calls can be parsed, it is used. If not, an entry of the table is
-chosen by a test: the model's chat template renders a conversation with calls, and the first entry that parses these
-calls correctly is used. If the chat template takes tools but renders no calls, the first entry whose opening delimiter
-is a control token is used.
+If a model's folder has a response template whose calls can be parsed, this template is used. If not, an entry of the
+table is chosen by a test: the model's chat template renders a conversation with calls, and the first entry that parses
+these calls correctly is used. If the chat template takes tools but renders no calls, the first entry whose opening
+delimiter is a control token is used.
 
 The table extends Hugging Face's form:
 - `transform`, which makes a call from the parsed content, may name keys of a JSON object ("{parameters}") even without
@@ -89,7 +89,7 @@ def _json_list(opening: str, closing: str, item: str = OBJECT, **fields: Any) ->
     )
 
 
-# The name of a tool in a header of gpt-oss, before or after the name of the channel.
+# The name of a tool in a header of gpt-oss, before or after the name of the channel. {0} is the name of the group.
 HARMONY_TO = r" to=(?:functions\.)?(?P<{0}>[\w.-]+?)"
 HARMONY_START = r"(?:<\|start\|>assistant)?"
 HARMONY_KIND = r"(?: ?(?:<\|constrain\|>)?(?:json|code))?"
@@ -117,7 +117,7 @@ TABLE: Mapping[str, Template] = {
         content_args={"tag_pattern": r"<parameter=(?P<key>[^<>]+)>(?P<value>.*?)</parameter>"},
         transform=NAMED,
     ),
-    # Qwen3-Coder, Qwen 3.5: strings are raw; the first tag is sometimes missing
+    # Qwen3-Coder, Qwen 3.5: strings have no quotes; the tag <tool_call> is sometimes missing
     "qwen-xml": _calls(
         [
             Written(
@@ -166,7 +166,7 @@ TABLE: Mapping[str, Template] = {
     "mistral-list": _json_list(
         "[TOOL_CALLS]", "", '{{"name": {quoted}, "arguments": {arguments}, "id": "{id}"}}', ids="letters"
     ),
-    # Gemma 4: keys without quotes, strings between tokens
+    # Gemma 4: keys without quotes, strings between two control tokens <|"|>
     "gemma4": _calls(
         [Written("<|tool_call>call:{name}{arguments}<tool_call|>", between="")],
         open_pattern=r"<\|tool_call>call:(?P<name>[^\s{}<]+)",
@@ -206,7 +206,7 @@ TABLE: Mapping[str, Template] = {
             ),
         ),
     },
-    # Llama 3.1 to 3.3: calls have no opening; several calls are separated by semicolons
+    # Llama 3.1 to 3.3: the opening delimiter is optional; several calls are separated by semicolons
     "llama-json": _calls(
         [Written('{{"name": {quoted}, "parameters": {arguments}}}', between="; ")],
         open=["", "<|python_tag|>"],
@@ -229,7 +229,7 @@ TABLE: Mapping[str, Template] = {
         content_args={"tag_pattern": r'<parameter name="(?P<key>[^"<>]+)">(?P<value>.*?)</parameter>'},
         transform=NAMED,
     ),
-    # LFM 2 and 2.5: Python
+    # LFM 2 and 2.5: calls in Python's syntax
     "lfm2-python": _calls(
         [Written("{name}({values})", "{key}={value}", "<|tool_call_start|>[", ", ", "]<|tool_call_end|>")],
         open="<|tool_call_start|>",
@@ -274,7 +274,7 @@ class CallForm(NamedTuple):
         open, close: the delimiters of calls; `close` is None if the content shows its own end.
         is_bare: whether calls may also have no opening delimiter (`open` "" in the module's docstring).
         content: the kind of the content.
-        settings: the settings of this kind (`content_args`).
+        settings: the response template's settings for this kind of content (`content_args`).
         name_key, arguments_key: the keys of the name and of the arguments in a JSON object; None if the opening
             delimiter has the name, so that the content is only the arguments.
         is_list: whether the content is a list of calls.
@@ -503,7 +503,7 @@ PROBE: Json = {
     },
 }
 
-# Caches by tokenizer, then by chat template: the format, and the compiled forms.
+# Caches of `format_of` and `answer_format`, for each tokenizer and chat template.
 _FORMATS: WeakKeyDictionary[Tokenizer, dict[str | None, Format | None]] = WeakKeyDictionary()
 _ANSWERS: WeakKeyDictionary[Tokenizer, dict[Hashable, AnswerFormat]] = WeakKeyDictionary()
 
@@ -517,7 +517,7 @@ def format_of(tokenizer: Tokenizer) -> Format | None:
 
 
 def required_format(tokenizer: Tokenizer) -> Format:
-    """Return `format_of` the tokenizer; raise OptionError if it is None."""
+    """Return the result of `format_of`; raise OptionError if it is None."""
     found, template = format_of(tokenizer), tokenizer.chat_template
     if found is None:
         has_tools = template is not None and reads(template, "tools")
@@ -528,7 +528,7 @@ def required_format(tokenizer: Tokenizer) -> Format:
 
 
 def _chosen(tokenizer: Tokenizer) -> Format | None:
-    """Return the format of the folder's response template, or else the format that the test chooses, if any."""
+    """Return the format of the folder's response template, or else of the entry of `TABLE` that fits, if any."""
     own, template = _own(tokenizer), tokenizer.chat_template
     if template is None or not reads(template, "tools"):
         return own
@@ -586,14 +586,14 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Json]) -> str | None:
 
 
 def _reading(text: str, calls: Sequence[Json]) -> str | None:
-    """Return the name of the first entry that parses these calls in a rendered text; None if there is none."""
+    """Return the name of the first entry of `TABLE` that parses these calls in a rendered text; None without one."""
     first = PROBE["function"]["name"]
     starts = [0, *(match.start() for match in re.finditer(r"\{", text[: text.find(first)]))]
     wanted = _named(calls)
     for name, template in TABLE.items():
         form = compiled(template)
-        # A call without an opening is parsed only at the beginning of a text, so begin at each brace before the tool's
-        # name. The parser accepts several keys for the arguments, so check that the text has this format's key.
+        # A call without an opening delimiter is parsed only at the beginning of a text, so begin at each brace before
+        # the tool's name. The parser accepts several keys for arguments, so check that the text has this format's key.
         is_bare = form.calls is not None and form.calls.is_bare
         if is_bare and form.calls is not None and f'"{form.calls.arguments_key}"' not in text:
             continue
@@ -615,14 +615,14 @@ def _named(calls: Sequence[Json]) -> list[tuple[str, Json | None]]:
 
 
 def _as_written(name: str, calls: Sequence[Json], text: str) -> Written:
-    """Return the variant of a format that a chat template writes; the first variant if none fits."""
+    """Return the `Written` of an entry that gives the text of a chat template; the first one if none fits."""
     variants: Sequence[Written] = TABLE[name]["written"]
     found = (form for form in variants if Format(name, TABLE[name], form).write(calls[:1]).strip() in text)
     return next(found, variants[0])
 
 
 def _spelled(tokenizer: Tokenizer) -> Format | None:
-    """Return the first format of the table whose opening delimiter is a control token of the tokenizer."""
+    """Return the format of the first entry of `TABLE` whose opening delimiter is a control token; None without one."""
     for name, template in TABLE.items():
         opening = template["fields"]["tool_calls"].get("open")
         if isinstance(opening, str) and opening in tokenizer.special_tokens:
@@ -631,7 +631,7 @@ def _spelled(tokenizer: Tokenizer) -> Format | None:
 
 
 def answer_format(tokenizer: Tokenizer, *, reads_calls: bool) -> AnswerFormat:
-    """Return how a model's answers are parsed."""
+    """Return how a model's answers are parsed; without `reads_calls`, calls are text."""
     markers = think_markers(tokenizer.chat_template)
     known, key = _ANSWERS.setdefault(tokenizer, {}), (tokenizer.chat_template, markers, reads_calls)
     if key not in known:
