@@ -242,7 +242,7 @@ class FaultSearch:
     def _counted(self, name: str) -> str:
         """Return the name of a value with the layer's index in the whole model.
 
-        If the name ends with an item of `COUNTED`, add the index of this rank's first layer, from which the name counts.
+        If the name ends with an item of `COUNTED`, it has the index in this rank's share: add its first layer's index.
         """
         block, _, rest = name.partition(".")
         index, _, what = rest.partition(".")
