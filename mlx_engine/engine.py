@@ -124,7 +124,8 @@ Self = TypeVar("Self", bound="Engine")
 BATCH_SLOTS = 32
 # The values that `hidden_states` returns by default.
 LAYER_OUTPUTS = ("embed", "blk.*.layer_out")
-# A model and its drafters share the memory for keys and values in proportion to their bytes for this number of tokens.
+# The memory for keys and values is divided among a model and its drafters. Each gets a share in proportion to the bytes
+# of its keys and values for this number of tokens.
 COMPARED = 4096
 # A model with fewer parameters is loaded without a check of the free memory.
 FEW_PARAMETERS = 1 << 26
@@ -163,8 +164,8 @@ def load(
             "q8_0", "q4_0", "q4_1" convert the linear layers.
         threads: number of threads of a CPU backend. None uses all cores that this process may use. A larger number is
             reduced to the number of these cores, with a warning.
-        quant_min_dim: layers whose longer dimension is below this are not quantised, unless `quant_layers` names them.
-            "auto" is 32, the width of a block, so every layer is quantised.
+        quant_min_dim: layers whose longer dimension is below this number are not quantised, unless `quant_layers` names
+            them. "auto" is 32, the width of a block, so every layer is quantised.
         quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
             names of layers, or the groups "attention", "mixer", "ffn" and "per_layer".
         allow_settings: names of settings that are ignored if they are not implemented. Results may then be wrong; the
@@ -291,15 +292,15 @@ class Engine:
         identify = partial(_identified, self.path, about, self._files)
         made = PrefixFolder(Path(folder).expanduser(), max_nbytes, self.path.stem, identify)
         if self._prefixes is not None:
-            # `made` computes its own identity in a thread. Copy the old identity only with files from `load_prefix`:
-            # without them, the old identity may be empty, and would overwrite the computed one.
+            # `made` computes its own identity in a thread. If `load_prefix` has added files, the old identity is known.
+            # Otherwise it may be empty, and must not replace the identity that the thread computes.
             if self._prefixes.saved:
                 made.identity, made.saved = self._prefixes.identity, self._prefixes.saved
             self._prefixes.close()
         self._prefixes = made
 
     def prefix_identity(self) -> bytes:
-        """Return a digest of everything except token ids that determines keys and values.
+        """Return a digest of everything that determines keys and values, except the token ids.
 
         These are the model, the types of weights, activations and cache, and the source code (the order of sums).
 
@@ -316,7 +317,7 @@ class Engine:
 
         Only whole pages of 64 tokens are saved. An existing file is replaced when the new file is complete. The text of
         the prompt can be recovered from the file. `scheduler` is a scheduler with a prefix cache that has run this
-        prompt, or one that begins with it; None runs the prompt in this call.
+        prompt, or a longer prompt that begins with this one; None runs the prompt in this call.
 
         Raises:
             OptionError: keys and values of this model cannot be saved, or the scheduler has no prefix cache.
@@ -347,8 +348,8 @@ class Engine:
         are computed again.
 
         Raises:
-            FormatError: the file was not written by `save_prefix`, or with another model, version or type of keys and
-                values.
+            FormatError: `save_prefix` has not written this file, or has written it for another model, version or type
+                of keys and values.
             OptionError: keys and values of this model cannot be saved.
             OSError: the file cannot be read.
         """
@@ -360,7 +361,7 @@ class Engine:
         """Raise an OptionError that names `option` if keys and values of this model cannot be kept on disk."""
         has_adapters = self.prompts.adapters is not None
         if self.model.is_shared or has_adapters or self.backend.name == "scalar":
-            whose = "a model that this process has alone" if self.model.is_shared else "another backend than scalar"
+            whose = "a model that one process runs alone" if self.model.is_shared else "another backend than scalar"
             whose = "a model without adapters" if has_adapters else whose
             raise OptionError(f"{option} needs {whose}", option=option, expected=whose)
 
@@ -416,7 +417,7 @@ class Engine:
     def logprobs(self, prompt: Prompt) -> mx.array:
         """Return float32 log-probabilities (n - 1,) of a prompt's n tokens except the first.
 
-        The prompt is encoded as by `prompt_ids`, and run in chunks, whose logits are dropped as they are read.
+        The prompt is encoded as by `prompt_ids`, and run in chunks. Logits are dropped after each chunk.
         `generate(prompt, 0, prompt_logprobs=N)` also lists the N most likely tokens at each place.
 
         Raises:
@@ -537,7 +538,7 @@ class Engine:
         from mlx_engine.research import choose, ranked
 
         if isinstance(texts, str) or not len(texts) or not all(len(text) for text in texts):
-            message = f"texts must be a list of texts or of lists of ids, none of them empty, not {shown(texts)}"
+            message = f"texts must be a list of non-empty texts or non-empty lists of ids, not {shown(texts)}"
             raise OptionError(message, option="texts", expected="texts that are not empty", found=texts)
         ids = self.prompts.ids(prompt)
         encoded = [self.prompts.checked(self.tokenizer.encode(t) if isinstance(t, str) else t) for t in texts]
@@ -707,11 +708,11 @@ class Engine:
 
         Args:
             slots: the largest number of answers that run at the same time.
-            kv_memory: bytes for keys and values, including those of drafters; None takes half of the free memory. The
-                pool never has more memory than a full context for each slot needs.
+            kv_memory: bytes for keys and values, including those of drafters; None takes half of the free memory. If a
+                full context in each slot needs less memory, the pool takes only this memory.
             prefix_cache: keep the keys and values of prompts and answers for later requests with the same first tokens.
-            whole_pages: reuse only whole pages of 64 tokens, so that a client cannot learn, from the reported counts or
-                from the latency, exactly how many tokens its prompt has in common with the prompt of another client.
+            whole_pages: reuse only whole pages of 64 tokens. Otherwise reported counts and the latency would show a
+                client exactly how many tokens its prompt has in common with the prompt of another client.
             options: other options of `Scheduler`.
 
         Raises:
@@ -736,7 +737,10 @@ class Engine:
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
 
     def _shares(self, slots: int, kv_memory: int | None) -> tuple[int | None, dict[str, int]]:
-        """Return the model's share of `kv_memory` (all of it if no drafter has keys and values), and each drafter's."""
+        """Return the model's share of `kv_memory`, and a map from the names of drafters to their shares, in bytes.
+
+        If no drafter has keys and values, return `kv_memory` and an empty map.
+        """
         own = {
             name: pool_nbytes(of.kv_layers, COMPARED, slots)
             for name, of in ((DRAFT, None if self._draft is None else self._draft.model), (MTP, self.model.extra))
@@ -765,8 +769,8 @@ class Engine:
             names: the names of the drafters.
             slots: the number of the scheduler's slots.
             n_tokens: the number of tokens that the scheduler's KV pool holds.
-            kv_memory: bytes for keys and values, by the name of each drafter that has keys and values. With None, a
-                drafter's pool holds as many tokens as the scheduler's pool, plus the proposed tokens.
+            kv_memory: maps the name of each drafter with keys and values to the bytes for them. If None, a drafter's
+                pool holds as many tokens as the scheduler's pool, plus the proposed tokens.
             keeps_others: whether lookup also searches the text of sequences that have ended.
             whole_pages: whether a draft model reuses only whole pages of earlier sequences.
         """
@@ -793,7 +797,7 @@ class Engine:
         return self.proposals
 
     def _proposing(self, requests: Sequence[Request]) -> list[str]:
-        """Return the names of the drafters that these requests use, by their option `speculate`.
+        """Return the names of the drafters that these requests use, according to their option `speculate`.
 
         Raises:
             OptionError: a request asks for a drafter that was not loaded.
@@ -814,7 +818,8 @@ class Engine:
     def scheduler_for(self, requests: Sequence[Request], *, keeps: bool = False) -> Scheduler:
         """Return a scheduler with memory for these requests.
 
-        It has a prefix cache if `keeps` is true, or if keys and values are kept on disk.
+        The scheduler has a prefix cache if `keeps` is true or keys and values are kept on disk, but never if the
+        requests' option `kv` is false.
         """
         kv = {request.options.kv for request in requests}
         if len(kv) != 1:
@@ -843,7 +848,7 @@ class Engine:
         return None if self._prefixes is None else DiskPrefixes(pool, self._prefixes)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt. Those of a text begin with a BOS token if the model's file asks for one."""
+        """Return the token ids of a prompt. The ids of a text begin with a BOS token if the file asks for it."""
         return self.prompts.ids(prompt)
 
     def chat_prompt(self, messages: Sequence[Message] | ChatPrompt, history: History | None = None) -> list[int]:
@@ -852,8 +857,8 @@ class Engine:
         Args:
             messages: the conversation, a list of messages such as `{"role": "user", "content": "Hello"}`. A control
                 token in a message's content is encoded as plain text.
-            history: token ids of earlier conversations. If the rendered text starts with the text of an earlier
-                conversation, the ids of that conversation are reused.
+            history: token ids of earlier conversations. If the rendered text starts with the text of one of these
+                conversations, its ids are reused.
 
         Raises:
             OptionError: `messages` is not a list of messages.
@@ -882,7 +887,7 @@ class Engine:
 
 
 def _identified(path: Path, about: Mapping[str, str], files: str, kept: Path) -> dict[str, str]:
-    """Return everything except token ids that determines keys and values, by name.
+    """Return everything that determines keys and values, except the token ids, as a map from names to descriptions.
 
     Args:
         path: the model's file or folder.
@@ -964,7 +969,9 @@ class RequestBuilder:
         )  # fmt: skip
 
     def adapter(self, name: str | None) -> int:
-        """Return the number of the named adapter; for None, of the default adapter, or 0 if the model has no adapters.
+        """Return the number of the named adapter.
+
+        For None, return the number of the default adapter, or 0 if the model has no adapters.
 
         Raises:
             OptionError: no adapter has this name.
@@ -1011,7 +1018,7 @@ class RequestBuilder:
             raise OptionError(message, option="dimensions", expected=f"1 to {most}", found=dimensions)
 
     def vector(self, request: Request, dimensions: int | None = None) -> np.ndarray:
-        """Return the float32 vector (D,) after a request made by `embedding` has ended."""
+        """Return the float32 vector of a request that `embedding` made and that has ended: (D,), or (dimensions,)."""
         assert isinstance(request.reader, PooledHidden)  # noqa: S101 - `embedding` has made it
         return request.reader.vector(dimensions, normalized=self.pooling.is_normalized)
 
@@ -1044,7 +1051,7 @@ class RequestBuilder:
         return self.reading(ids, LastLogits(len(ids), label_ids(self.tokenizer, ranking.labels)), adapter)
 
     def relevance(self, request: Request) -> float:
-        """Return the relevance, a float32 value from 0 to 1, after a request made by `reranking` has ended."""
+        """Return the relevance, a float32 value from 0 to 1, of a request that `reranking` made and that has ended."""
         reader, ranking = request.reader, self.pooling.ranking
         if isinstance(reader, PooledHidden) and ranking is not None and ranking.classifier is not None:
             hidden = reader.vector(normalized=False).astype(np.float64)
@@ -1081,7 +1088,7 @@ class RequestBuilder:
         return self.grammars.matcher(constraint, free)
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt. Those of a text begin with a BOS token if the model's file asks for one."""
+        """Return the token ids of a prompt. The ids of a text begin with a BOS token if the file asks for it."""
         if is_chat(prompt):
             return self.chat_ids(prompt)  # type: ignore[arg-type]
         if not isinstance(prompt, str):
@@ -1132,7 +1139,7 @@ class RequestBuilder:
         """Return the largest number of new tokens after a prompt of `n_prompt` tokens.
 
         Return `max_tokens` itself if it is a number of tokens. For `UNTIL_FULL`, return the number of tokens that are
-        left in the context; for None, this number but at most 256. A number `context_len` shortens the context.
+        left in the context; for None, this number but at most 256. If `context_len` is given, it shortens the context.
 
         Raises:
             ContextLengthError: prompt and `max_tokens` exceed the context.
@@ -1162,7 +1169,7 @@ def is_chat(prompt: Prompt) -> bool:
 
 
 def constrained(options: Options, *, is_chat: bool) -> Options:
-    """Return the options; with `is_chat`, their constraint applies only after the answer's reasoning."""
+    """Return the options. If `is_chat` is true, their constraint applies only after the reasoning of the answer."""
     if options.constraint is None or not is_chat:
         return options
     return replace(options, constraint=options.constraint.after_reasoning())
@@ -1204,7 +1211,7 @@ def open_source(
 ) -> CheckedCheckpoint:
     """Open a model's files and check them, without reading weights. Arguments and errors are those of `load`.
 
-    `Engine(checked)` loads the weights of the result `checked`; `checked.prompts` can already check prompts before. By
+    The `prompts` of the result can check prompts before the weights are loaded; `Engine(result)` loads the weights. By
     default `speculate` is "off", so that benchmarks measure passes that run one token per answer. `shard` describes the
     ranks that share the model; every rank calls this function.
     """
@@ -1257,12 +1264,12 @@ def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) ->
         message = f"draft is used only if speculate is 'draft' or 'auto', not {shown(speculate)}; leave out one option"
         raise OptionError(message, option="draft", expected="speculate of 'draft' or 'auto'", found=speculate)
     if draft is not None and is_shared:
-        message = "draft needs a model that this process has alone; leave out draft, or run the model on one rank"
+        message = "draft needs a model that one process runs alone; leave out draft, or run the model on one rank"
         raise OptionError(message, option="draft", expected="one rank", found=shown(draft))
 
 
 def check_experts_memory(nbytes: int | None, *, is_shared: bool) -> None:
-    """Raise OptionError unless `nbytes` is None, or above 0 for a model that one process runs alone."""
+    """Raise OptionError unless `nbytes` is None, or a whole number above 0 and one process runs the model alone."""
     if nbytes is not None and not (is_whole(nbytes) and nbytes > 0):
         message = f"experts_memory must be a number of bytes above 0, not {shown(nbytes)}"
         raise OptionError(message, option="experts_memory", expected="at least 1", found=nbytes)
@@ -1380,14 +1387,15 @@ class CheckedCheckpoint:
         are_left = need.check(where, available, allowed=allowed)
         can_bound = self.made.holds_some_experts and outline.sizes.has_only_mapped_experts
         if are_left and self.experts_memory is None and self.shard is None and can_bound:
-            with contextlib.suppress(OptionError):  # too few bytes for one token: leave the experts mapped
+            with contextlib.suppress(OptionError):  # too few bytes for one token's experts: leave all mapped
                 self._bound_experts(need.for_experts(available - spare))
 
     def _bound_experts(self, most: int) -> None:
-        """Plan to hold at most `most` bytes of experts in memory, the same share of the experts of every layer.
+        """Plan to hold at most `most` bytes of experts in memory: the same share of the experts in every layer.
 
         Raises:
-            OptionError: as `share_of_experts`.
+            OptionError: `most` is too small for the experts of one token, the model has no experts, or the backend
+                cannot hold only some of them.
         """
         share = outlined(self.planned, self.made).share_of_experts(self.made, most, self.checkpoint.where)
         self.planned = self.planned._replace(held_share=share)

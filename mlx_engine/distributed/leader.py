@@ -31,7 +31,7 @@ from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.layer import COUNTED
 from mlx_engine.weights.model import FirstFault, Model
 
-# Keys of messages without a pass: END ends the run; at REST, ranks sleep until the next message.
+# Keys of messages without a pass. After END, the run ends; after REST, ranks sleep until the next message.
 END, REST = "end", "rest"
 
 
@@ -42,7 +42,8 @@ def nothing() -> None:
 def messages(group: Group, sleep: Callable[[], None], search: FaultSearch) -> Iterator[Message]:
     """Yield rank 0's messages about passes, and at last its message END. Forward all messages to the next rank.
 
-    `sleep` waits until rank 0 has work again. A message FOUND ends this rank's part of a search.
+    After a message REST, call `sleep`, which waits until rank 0 has work again. After a message FOUND, end this rank's
+    part of `search`, the search for the first value that is not finite.
     """
     while True:
         message = receive_message(group, group.previous)
@@ -81,7 +82,7 @@ class SharedModel(Model):
     @property
     @abstractmethod
     def kv_layers(self) -> list[CacheLayer]:
-        """The cache of each layer: in a pipeline the layers of all ranks, else rank 0's slices of the layers."""
+        """The cache of each layer. A pipeline has the layers of all ranks, tensor parallelism only rank 0's slices."""
 
     @abstractmethod
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
@@ -101,13 +102,19 @@ class SharedModel(Model):
         raise ModelError("embeddings: expected a model in one process, found ranks; load the model without --shard")
 
     def kv_capacity(self) -> tuple[int, int | None]:
-        """Return the result of `least_capacity`; until `free` has been measured, the free memory of rank 0, and 0."""
+        """Return the bytes of keys and values that fit on all ranks, and the limiting rank (`least_capacity`).
+
+        Before `free` has been measured, return the free memory of rank 0, and 0 as the rank.
+        """
         if not self.free:
             return available_memory(), 0
         return least_capacity(self.free, pool_nbytes(self.kv_layers, int(self.config.context_length), 1))
 
     def first_fault(self, run: Callable[[Model], object]) -> FirstFault | None:
-        """Return the first value on any rank that is not finite, in the passes that `run` begins; else None."""
+        """Call `run`, and return the first value with NaN or infinities in its passes; None if all values are finite.
+
+        All ranks search their parts of the passes.
+        """
         self._is_searching = True
         try:
             run(self)
@@ -166,7 +173,7 @@ class SharedModel(Model):
         self.is_broken = False
 
     def check_unbroken(self) -> None:
-        """Raise DistributedError if a pass was interrupted on this rank, because the other ranks still wait for it."""
+        """Raise DistributedError if a pass failed or was interrupted on this rank: other ranks still wait for it."""
         if self.is_broken:
             raise _incomplete("a forward pass was interrupted")
 
@@ -197,7 +204,10 @@ class FaultSearch:
         self._first: tuple[list[int], str, list[int]] | None = None
 
     def model_of(self, message: Message) -> Decoder:
-        """Return this rank's share of the model, to run a pass. In a search, blocks run as checked primitives."""
+        """Return this rank's share of the model, to run the pass of a message.
+
+        In a search, return a copy that runs blocks as primitives, and calls `check` with each intermediate value.
+        """
         if SEARCH not in message:
             return self._model
         if self._traced is None:
@@ -225,12 +235,15 @@ class FaultSearch:
         if not faults:
             return None
         place, rank, name, counts = min(faults)
-        # With tensor parallelism, several ranks may report the same place, such as a sum over ranks; no rank is named.
+        # With tensor parallelism, several ranks may report the same value, such as a sum over ranks. Then name no rank.
         is_on_one_rank = [of for of, *_ in faults].count(place) == 1
         return FirstFault(name, rank if is_on_one_rank else None, *counts)
 
     def _counted(self, name: str) -> str:
-        """Return the name of a value, with the layer's index in the whole model instead of in this rank's share."""
+        """Return the name of a value with the layer's index in the whole model.
+
+        If the name ends with an item of `COUNTED`, it has the index in this rank's share: add its first layer's index.
+        """
         block, _, rest = name.partition(".")
         index, _, what = rest.partition(".")
         return f"{block}.{int(index) + self._model.stage.first}.{what}" if what in COUNTED else name
@@ -260,11 +273,11 @@ def free_memory(group: Group, model: Decoder) -> list[FreeMemory]:
 
 
 def least_capacity(ranks: Sequence[FreeMemory], kv: int) -> tuple[int, int]:
-    """Return the bytes of keys and values that fit into the free memory of all ranks, and the rank that is the limit.
+    """Return the size of the largest KV pool that fits into the free memory of all ranks, and the rank that limits it.
 
-    The bytes are those of `SharedModel.kv_layers`; `kv` is their number for one sequence of `context_length` tokens.
-    Each rank on a computer gets an equal share of the computer's memory. If no rank has keys and values, return the
-    smallest free memory, and 0.
+    The size is in bytes, counted for the layers in `SharedModel.kv_layers`. In these layers, one sequence of
+    `context_length` tokens takes `kv` bytes. Each rank on a computer gets an equal share of the computer's memory. If
+    no rank has keys and values, return the smallest free memory, and 0 as the rank.
     """
     together = Counter(of.computer for of in ranks)
     fits = [(of.free // together[of.computer] * kv // of.kv, rank) for rank, of in enumerate(ranks) if of.kv]
@@ -278,7 +291,7 @@ def this_computer() -> str:
 
 # ---- when each rank computed ----
 
-# A rank that has 2 * KEPT_SPANS spans drops the older half.
+# When a rank has recorded 2 * KEPT_SPANS spans (`Span`), it drops the older half.
 KEPT_SPANS = 4096
 # The width of a drawing in characters, and the number of the latest passes that it shows.
 WIDTH, LATEST = 96, 12
@@ -299,10 +312,11 @@ class Span(NamedTuple):
 
 
 def drawing(ranks: Sequence[Sequence[Span]], latest: int = LATEST) -> list[str]:
-    """Draw the `latest` passes: return a title, and a line for each rank; [] if a rank has no spans.
+    """Draw the last `latest` passes: return a title, and a line for each rank; [] if a rank has no spans.
 
-    A line has WIDTH characters, in order of time: the last base-36 digit of the number of the pass that the rank
-    computed, or a dot if the rank waited. The line ends with the share of the time in which the rank computed.
+    A line has WIDTH characters, one per interval of time. If the rank computed a pass in an interval, its character is
+    the last base-36 digit of the number of the pass, otherwise a dot. The line ends with the share of the time in which
+    the rank computed.
     """
     if not ranks or not all(ranks):
         return []

@@ -67,7 +67,7 @@ class RemotePool:
         return self._entry(n_slots, math.prod(shape) * BYTES_PER_FLOAT)
 
     def kv_copy(self, store: RemoteStore, source: int, target: int, n: int) -> RemoteStore:
-        """Record that the ranks with the store have to copy `n` slots, from slot `source` on, to slot `target`."""
+        """Record that ranks with the store must copy slots [source, source + n) to slots [target, target + n)."""
         self._changes.append(["copy", self._pool, store.number, source, target, n])
         return store
 
@@ -110,7 +110,7 @@ class BatchMessages:
     def message(self, batch: Batch) -> Message:
         """Return the message of a forward pass, with all changes of pools since the last message."""
         page, ends = batch.stores.page, [kv.length for kv in batch.groups[0].spans] if batch.groups else []
-        if not ends:  # a model with only recurrent states has no page tables
+        if not ends:  # a model with only recurrent states has no groups: take the ends from the positions
             last = np.cumsum(batch.lengths) - 1
             ends = [batch.positions[i] + 1 for i in last.tolist()]
         changes = [self._changes.popleft() for _ in range(len(self._changes))]
@@ -132,9 +132,9 @@ class StagePool:
 
     Attributes:
         stores: the stores, by layer.
-        windows: the attention window of each group of the model; a group is all layers with one window (`KVGroup`).
+        windows: the attention window of each group of the model; a group (`KVGroup`) is all layers with equal windows.
         groups: the indices of the groups that have layers of this rank.
-        layers_of: this rank's layers that use a KV store, by the number of the store.
+        layers_of: maps the number of each KV store to the indices of this rank's layers that use the store.
     """
 
     stores: Stores
@@ -146,7 +146,7 @@ class StagePool:
 class StagePools:
     """The stores of a rank's own layers, in all pools. Makes the `Batch` of each pass from rank 0's message.
 
-    `layers` has the cache of each of this rank's layers; `first` is the index of its first layer in the model.
+    `layers` has the cache of each of this rank's layers; `first` is the index of this rank's first layer in the model.
     """
 
     def __init__(self, backend: Backend, layers: Sequence[CacheLayer], first: int = 0) -> None:
@@ -167,8 +167,9 @@ class StagePools:
     def _made(self, page: int, are_kept: bool, windows: list[int | None], layers: list[Any]) -> StagePool:
         """Allocate the stores of this rank's layers, for a change "pool" of a message.
 
-        `layers` has for each layer of the model: the index of its group; the number and slots of its KV store, or an
-        empty list; the number and slots of each of its state stores. Layers with the same number share a store.
+        `layers` has for each layer of the model: the index of its group, or -1; its KV store, or an empty list; a list
+        of its state stores. A store is a list of its number and its count of slots. Layers whose stores have the same
+        number share this store.
         """
         own = layers[self._first : self._first + len(self._layers)]
         groups = sorted({group for group, _, _ in own} - {-1})

@@ -37,7 +37,7 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.stage import Stage
 
-# The value of END in the last message, if ranks are to send the times at which they computed (`Span`).
+# In the last message, the key END has this value if ranks are to send the times at which they computed (`Span`).
 TIMELINE = "timeline"
 
 
@@ -48,8 +48,9 @@ class StageRunner:
         self._model, self._group, self._search, self.spans = model, group, search, list[Span]()
         self._pools = StagePools(model.backend, model.kv_layers, model.stage.first)
         own = model.layers[0].input
-        # Widths in a row that arrives here: of the hidden states, of the per-layer inputs of this rank's layers, and of
-        # the whole row, which also has the per-layer inputs of all later layers.
+        # A row that this rank receives has the hidden states of a token, then the per-layer inputs of this rank's
+        # layers, then those of all later layers. `_hidden` and `_own` are the widths of the first two parts, and
+        # `_width` is the width of the whole row.
         n_inputs = own.columns[1] - own.columns[0] if own is not None else 0
         stage = model.stage
         self._hidden, self._own = int(model.config.hidden_size), (stage.end - stage.first) * n_inputs
@@ -123,7 +124,7 @@ def follow(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) ->
 class Pending:
     """A submitted pass, with `n_rows` rows of logits; `found` is None until the logits have arrived.
 
-    The last rank sends the `best` largest logits of each row; None for all.
+    The last rank sends the `best` largest logits of each row, or all logits if `best` is None.
     """
 
     n_rows: int
@@ -161,7 +162,7 @@ class Pipeline(SharedModel):
         return lambda: self._logits(pending)
 
     def _best(self, batch: Batch) -> int | None:
-        """Return the number of largest logits per row to send; None for all, if needed or if they take fewer bytes."""
+        """Return how many of each row's largest logits are sent; None if all are needed, or if all take fewer bytes."""
         return batch.best if packs(batch.best, int(self.config.vocab_size)) else None
 
     def _logits(self, pending: Pending) -> Array:
@@ -203,10 +204,11 @@ OPTION = "--split"
 N_OUTPUTS, N_INPUTS, SECONDS, REPETITIONS = 2048, 4096, 0.2, 3
 # Speeds are rounded to powers of the root of 2, so that equal machines get equal shares in every run.
 STEP = 0.5
-# The number of cached tokens for which ranks are balanced. The best split for an empty cache is slow after many tokens,
-# because the head has no keys and values: in Qwen3 0.6B in Q8_0, a layer's float32 keys and values of 4,096 tokens take
-# twice the bytes of its weights. Balanced for 1,024 tokens, two ranks are 1.8 times as fast as one with an empty cache
-# and after 4,096 tokens; the factor was computed from the bytes that they read.
+# The number of cached tokens for which ranks are balanced. A split that is balanced for an empty cache is slow after
+# many tokens: the last rank has the head in place of some layers, and the head has no keys and values. (In Qwen3 0.6B
+# in Q8_0, a layer's float32 keys and values of 4,096 tokens take twice the bytes of its weights.) If two ranks are
+# balanced for 1,024 tokens, they are 1.8 times as fast as one rank, both with an empty cache and after 4,096 tokens.
+# This factor was computed from the bytes that the ranks read.
 CONTEXT = 1024
 
 
@@ -231,7 +233,7 @@ def parsed(text: str) -> tuple[int, ...]:
 
 
 def stages_of(counts: Sequence[int], size: int, config: Any) -> list[Stage]:
-    """Return the stage of each rank, from the number of layers of each.
+    """Return the stage of each rank; `counts` has the number of layers of each rank.
 
     Raises:
         OptionError: the number of ranks or layers is wrong, or a cut separates layers that share keys and values.
@@ -271,8 +273,8 @@ def layer_bytes(model: ModelParts, n_tokens: int) -> tuple[list[int], int]:
 def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cuts: Collection[int]) -> list[int]:
     """Return the numbers of layers that minimise the time of the slowest rank; among equal splits, the most even one.
 
-    The time of a rank is proportional to the bytes of its layers, and of the head on the last rank. Embedding tables
-    stay in the file.
+    The time of a rank is the bytes of its layers, divided by its speed. The last rank also has the bytes of the head.
+    Embedding tables do not count, because they stay in the file.
 
     Args:
         layers: bytes of each layer.
@@ -308,10 +310,10 @@ def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cu
 
 
 def machines_of(measured: Sequence[tuple[str, float, int]]) -> list[Machine]:
-    """Return the speed and memory of each rank, from the computer, speed and free memory that each rank has measured.
+    """Return the speed and memory of each rank; `measured` has each rank's computer, speed and free memory.
 
-    Ranks on one computer get their mean speed, because they disturb each other's measurement, and an equal part of the
-    memory.
+    Ranks on one computer get an equal part of its memory, and the mean of their speeds, because they disturb each
+    other's measurements.
     """
     made = []
     for name, _, memory in measured:

@@ -70,9 +70,9 @@ class Part:
         scored: multiplications of attention per new token and visible token.
         attended: the KV cache that the layer's attention reads; None for a layer without attention.
         kept: the layer's own cache (keys and values, or a state); None if the layer shares the KV cache of another one.
-        exchanges: the exchanges of a layer with tensor parallelism, each as large as the hidden states: one per sum
-            (after attention, after the FFN, and after experts beside a dense FFN), and two more (queries and keys) if
-            norms run over all heads.
+        exchanges: with tensor parallelism, the number of exchanges between the ranks in this layer, each of an array as
+            large as the hidden states: one per sum (after attention, after the FFN, and after experts beside a dense
+            FFN), and two more (of queries and keys) if norms run over all heads.
         is_head: whether the part computes only the last token of a sequence.
     """
 
@@ -212,7 +212,7 @@ def _found(value: Any, kind: type) -> Iterator[Any]:
 
 
 class _Best(NamedTuple):
-    """A split: the largest cost of a rank, the sum of squared costs (to prefer even splits), and the first layers."""
+    """A split: largest cost of a rank, the sum of squared costs (to prefer even splits), each rank's first layer."""
 
     largest: float
     squares: float
@@ -367,7 +367,7 @@ class Rank:
     Attributes:
         host: its machine.
         first: the index of its first layer.
-        layers: its layers; with tensor parallelism, its slices of all of them.
+        layers: its layers; with tensor parallelism, its slices of all layers.
         tables: the part that embeds tokens, on the first rank; else None. On a rank without the head, this part lacks
             the embedding tables, because their rows are read from the file.
         head: the head, on the last rank; else None. With tensor parallelism, every rank has `tables` and `head`.
@@ -591,8 +591,9 @@ class Timing:
 
         In a pipeline, each rank sends hidden states to the next, and the last rank sends logits to rank 0. With tensor
         parallelism, each exchange of a layer (`Part.exchanges`) is a gather, which takes one step of the ring per other
-        rank; the first gather ends only after rank 0's message about the pass has reached the last rank. If sampling
-        needs only the largest logits, only these and their token ids are sent.
+        rank. The first gather ends only after rank 0's message about the pass has reached the last rank. If sampling
+        needs only the largest logits, only these and their token ids are sent; but a pipeline sends all logits if they
+        take fewer bytes.
         """
         others = len(self.ranks) - 1
         hidden = FLOAT_BYTES * self.model.hidden * of.n_sequences * of.n_tokens
@@ -678,12 +679,12 @@ class Summary:
 
     Attributes:
         about: model, architecture and backend.
-        link: every link of the ring.
-        per_token: the messages of a decoded token.
+        link: the properties of every link of the ring.
+        per_token: the messages of the pass that computes one token of one answer.
         chunk: the most tokens of the prompt that one pass computes.
         per_chunk: the messages of a pass with `chunk` tokens.
         smallest: the result of `smallest` for the host of the last rank.
-        measured: "bandwidth" and "compute", if they were measured on this machine.
+        measured: which of "bandwidth" and "compute" were measured on this machine.
     """
 
     about: dict[str, str]
@@ -706,8 +707,9 @@ class Summary:
     ) -> Summary:  # fmt: skip
         """Make the plan of a model on some machines.
 
-        `slices` has the whole model; with tensor parallelism, followed by each rank's slice of it. `split` has the
-        layers of each rank of a pipeline; None chooses them. A pass has at most `chunk` tokens of a prompt.
+        `slices` begins with the whole model. For tensor parallelism, each rank's slice of the model follows. `split`
+        has the number of layers of each rank of a pipeline; None chooses the split. A pass has at most `chunk` tokens
+        of a prompt.
 
         Raises:
             OptionError: as `pipeline`.
@@ -752,7 +754,7 @@ class Summary:
 
     @property
     def experts(self) -> tuple[int, int, int]:
-        """Bytes of all experts, of the experts in memory, and of those that a token is expected to read from the file.
+        """Bytes of all experts, of experts in memory, and of experts that a token is expected to read from the file.
 
         Experts are left in the file only if one rank has the whole model.
         """

@@ -55,7 +55,7 @@ class Shard(ABC):
         follows: implements `follow`. Arguments: this rank's share of the model, the ranks, and a function that sleeps
             until rank 0 has work.
         notes: lines for the user about the shares of the model.
-        timeline: the lines of a drawing of when each rank computed each pass; empty unless `end` has made it.
+        timeline: lines that draw when each rank computed its part of each pass; empty until `end` sets them.
     """
 
     kind: str
@@ -114,9 +114,9 @@ class Shard(ABC):
     def close(self, code: int = 0, *, error: str = "", timeline: bool = False) -> None:
         """End the run with an exit code.
 
-        On rank 0, the other ranks end with this code: with code 0 after the last pass, otherwise at once. If `end`
-        returns False, code 0 becomes 1. On any other rank, code 0 ends only this rank; with any other code, rank 0
-        prints `error` and ends all ranks.
+        If rank 0 calls this method, the other ranks end with the same code: after the last pass if the code is 0,
+        otherwise at once. If `end` returns False, code 0 becomes 1. If another rank calls this method with code 0, only
+        this rank ends; with an error code, rank 0 prints `error` and ends all ranks.
         """
         if self.is_leader and code == 0 and not self.end(timeline=timeline):
             code = FAILED
@@ -192,7 +192,8 @@ PACKAGE = Path(__file__).parents[1]
 def version() -> str:
     """Return the version of MLX and a digest of our source, because checkouts of one release may differ.
 
-    A checkout has a file `kernels.py` in the package, and the kernels next to it; a wheel has them inside the package.
+    A checkout has a file `kernels.py` in the package, and the folder `kernels` next to the package. A wheel has this
+    folder inside the package.
     """
     hashed, kernels = hashlib.sha256(), PACKAGE.parent / "kernels"
     folders = [PACKAGE, kernels] if (PACKAGE / "kernels.py").exists() else [PACKAGE]
@@ -203,7 +204,7 @@ def version() -> str:
 
 
 def agree(group: Group, facts: Mapping[str, Any]) -> None:
-    """Check that every rank has the same facts, such as the version and the digest of the files.
+    """Check that `facts`, such as the version and the digest of the files, are the same on every rank.
 
     Raises:
         DistributedError: a rank differs from rank 0; the error names the first such rank and fact.

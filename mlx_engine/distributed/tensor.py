@@ -7,14 +7,14 @@ Rank 0 announces each pass by a message (`leader.py`), and all ranks then exchan
 Messages and arrays share connections, and only their order distinguishes them. So a rank finishes a pass before it
 sends or receives the next message, also on lazy backends.
 
-Projections to queries, keys, values, gate and up are cut by rows (outputs), as is the head; the output and down
-projections are cut by columns (inputs), between blocks of the stored type. So each rank computes some heads, and some
-columns of the FFN's inner activations, from the full hidden states, and its products of the output and down projections
-are partial sums. Each expert is cut like a dense FFN, so that the ranks have equal work whichever experts are chosen.
-Every rank holds the tensors in `WHOLE` as a whole. Models with latent attention or Mamba2 are refused.
+Projections to queries, keys, values, gate and up are cut by rows (outputs), and so is the head. The output and down
+projections are cut by columns (inputs), between blocks of the weights' type. So each rank computes some heads and some
+columns of the FFN's inner activations from the full hidden states. Its products of the output and down projections are
+partial sums. Each expert is cut like a dense FFN, so that the ranks have equal work whichever experts are chosen. Every
+rank holds norms, and the tensors in `WHOLE`, as a whole. Models with latent attention or Mamba2 are refused.
 
-A partition divides an axis among the ranks: by heads, by blocks of the stored type, or by rows of the vocabulary. All
-tensors of a layer whose partition has the same kind in `CUT` share one partition.
+A partition divides an axis among the ranks: by heads, by blocks of the weights' type, or by rows of the vocabulary.
+`CUT` has the kind of partition of each tensor. The tensors of a layer that have the same kind share one partition.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def is_even(n: int, size: int) -> bool:
 class Pieces(Partition):
     """An axis of several sections with n pieces each; a rank gets the same range of pieces of every section.
 
-    `n` is the number of pieces of each section, `widths` the width of a piece by section; `what` describes the axis.
+    Each section has `n` pieces. `widths` has the width of a piece in each section, and `what` describes the axis.
     """
 
     n: int
@@ -91,15 +91,17 @@ class Pieces(Partition):
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of attention. With at most as many ranks as KV heads, each KV head and its query heads are on one rank.
+    """The heads of attention.
 
-    With more ranks than KV heads, several ranks have a copy of the same KV head and divide its query heads.
+    If there are at least as many KV heads as ranks, each KV head and its query heads are on one rank. Otherwise several
+    ranks have a copy of the same KV head, and divide its query heads.
 
     Attributes:
         n_heads: number of query heads.
         n_kv_heads: number of KV heads, a divisor of `n_heads`.
         head_dim: floats of a head.
-        block: the block size of the output projection's type; its columns are cut at multiples of this number.
+        block: the columns of the output projections of all layers can be cut only at multiples of this number, because
+            of the block sizes of their types.
         equal: whether all ranks must have the same number of heads, because a norm reads the heads of all ranks.
     """
 
@@ -117,8 +119,8 @@ class Heads:
     def _pieces(self, size: int) -> tuple[int, int]:
         """Return the number of pieces, and the query heads of a piece; 0 pieces if the heads cannot be divided.
 
-        Every piece is on one rank. It has the smallest number of query heads whose columns fill whole blocks. Unless
-        there are more ranks than KV heads, this number is a multiple of `ratio`.
+        A piece is never divided. It has the smallest number of query heads whose columns fill whole blocks. If there
+        are at least as many KV heads as ranks, this number must also be a multiple of `ratio`.
         """
         heads = self.ratio if size <= self.n_kv_heads else 1
         heads *= self.block // math.gcd(self.block, heads * self.head_dim)
@@ -151,7 +153,7 @@ class OfHeads(Partition):
     """An axis of query heads, or of KV heads (keys or values) if `are_kv`; a head is `width` wide.
 
     `are_normed` is set for keys whose norm runs over all heads. If there are more ranks than KV heads, every rank holds
-    all of these heads, because the norm would count copies of a head several times.
+    all of these keys. If each rank held only the heads that it uses, the norm would count every copy of a head.
     """
 
     heads: Heads
@@ -194,7 +196,7 @@ class Vocabulary(Partition):
 
 
 ROWS, COLUMNS = 0, 1
-# The kind of partition and the axis of each tensor that is cut. The key is the tensor's name without layer and suffix.
+# Maps the name of each tensor that is cut, without layer and suffix, to the kind of its partition and the cut axis.
 CUT = {
     **dict.fromkeys(("attn_q", "attn_gate"), ("queries", ROWS)),
     "attn_k": ("keys", ROWS),
@@ -221,7 +223,7 @@ WHOLE = {
     "proj", "position_embd", "rope_freqs", "rope_factors_long", "rope_factors_short", "per_layer_token_embd",
     "per_layer_model_proj",
 }  # fmt: skip
-# For each kind of partition by blocks of columns, the matrix that is cut by columns. Its type determines the blocks.
+# Maps each kind of partition by blocks to the matrix that is cut by columns. The matrix's type determines the blocks.
 LAST = {
     "ffn": "ffn_down", "experts": "ffn_down_exps", "shared expert": "ffn_down_shexp",
     "channels": "shortconv.out_proj",
@@ -259,7 +261,8 @@ class Slices:
 
     Attributes:
         where: the file, for messages.
-        cuts: the cuts by the name of the tensor. They include the biases of partial sums, which `ranges` does not cut.
+        cuts: maps the name of each tensor with an entry in `CUT` to its cut. The map includes biases of layers whose
+            products are partial sums, but `ranges` does not cut these biases.
     """
 
     where: str
@@ -333,7 +336,7 @@ class _Partitions:
         self._attention = self._block(name for names in outputs for name in names)
 
     def of(self, layer: int | None, kind: str) -> Partition:
-        """Return the partition of a kind of axis in a layer, or in the head if `layer` is None."""
+        """Return the partition of a kind (see `CUT`) in a layer, or in the head if `layer` is None."""
         if (layer, kind) not in self._made:
             self._made[layer, kind] = self._new(layer, kind)
         return self._made[layer, kind]
@@ -362,7 +365,8 @@ class _Partitions:
     def _delta(self, layer: int, kind: str) -> Partition:
         """Return a partition of the delta rule: each rank gets some key heads, and all value heads that read them.
 
-        With `are_neighbors`, the value heads of each key head are adjacent, in a single section (see `Pieces`).
+        If the config's `are_neighbors` is true, the value heads of each key head are adjacent, and all value heads are
+        one section (see `Pieces`).
         Otherwise value head h reads key head h % n_key_heads, and is in section h // n_key_heads.
         """
         of = self._config
@@ -432,7 +436,7 @@ class RankSlices:
         return [layer.with_mixers(partial(self._mixer, i)) for i, layer in enumerate(layers)]
 
     def _columns(self, i: int, name: str, like: str) -> Columns:
-        """Return the output columns of projection `name` that this rank uses: the heads in its slice of `like`."""
+        """Return the output columns of projection `name` that this rank uses: the range of its slice of `like`."""
         held, of = self.shape(f"blk.{i}.{name}.weight")[0], self.planned.tensors[f"blk.{i}.{name}.weight"].shape[0]
         found = self.slices.ranges(f"blk.{i}.{like}.weight", self.rank, self.size)
         ((first, last),) = ((0, of),) if found is None else found[1]

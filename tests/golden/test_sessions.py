@@ -201,7 +201,7 @@ def test_what_generate_writes_is_chosen_with_its_log_probabilities(builtin: Engi
 
 @pytest.mark.parametrize("texts", [[], [""], "abc", [[]]])
 def test_texts_are_several_and_not_empty(builtin: Engine, texts: object):
-    with pytest.raises(OptionError, match="texts must be a list of texts or of lists of ids, none of them empty, not "):
+    with pytest.raises(OptionError, match="texts must be a list of non-empty texts or non-empty lists of ids, not "):
         builtin.choose("a", texts)
 
 

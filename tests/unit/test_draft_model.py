@@ -188,7 +188,7 @@ def test_a_draft_model_is_given_where_it_is_used():
         mlx_engine.load("builtin", speculate="draft")
     with pytest.raises(OptionError, match="draft is used only if speculate is 'draft' or 'auto', not 'lookup'"):
         mlx_engine.load("builtin", speculate="lookup", draft="builtin")
-    with pytest.raises(OptionError, match="draft needs a model that this process has alone"):
+    with pytest.raises(OptionError, match="draft needs a model that one process runs alone"):
         open_source("builtin", draft="builtin", speculate="auto", shard=object())
 
 
