@@ -47,8 +47,8 @@ class Reasoning(NamedTuple):
     """The reasoning at the start of an answer, to which a constraint does not apply.
 
     Attributes:
-        opening: the ids of the marker that opens the reasoning, such as "<think>". Empty if the prompt ends with this marker;
-            otherwise an answer begins with the marker or has no reasoning.
+        opening: the ids of the marker that opens the reasoning, such as "<think>". Empty if the prompt ends with this
+            marker; otherwise an answer begins with the marker, or has no reasoning.
         closing: the bytes of the marker that closes the reasoning.
     """
 
