@@ -2,9 +2,9 @@
 
 The draft model has its own KV pool. For each sequence, the pool has the keys and values of the settled ids (the prompt,
 and the ids that are certainly part of the answer) and of the proposed ids. Proposed ids are pending until the large
-model has checked them, and are then committed or rolled back. So are the recurrent states of a draft model that has
-such states. All sequences share the passes of the draft model. For each sequence, the first pass reads the new settled
-ids and gives the first proposed token, and each later pass gives one more proposed token.
+model has checked them, and are then committed or rolled back. If the draft model has recurrent states, these are
+committed or rolled back, too. All sequences share the passes of the draft model. For each sequence, the first pass
+reads the new settled ids and gives the first proposed token, and each later pass gives one more proposed token.
 
 The draft model samples with the same random numbers as the answer, so that both models often choose the same token. If
 its KV pool has too few pages for a sequence, the draft model proposes no tokens for this sequence.

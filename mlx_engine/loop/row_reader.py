@@ -38,7 +38,7 @@ class RowReader(ABC):
         self.start, self.end = start, end
 
     def n_wanted(self, first: int, n: int) -> int:
-        """Return the number of rows from the first one that the reader needs to the last one of a chunk; 0 if none.
+        """Return how many of a chunk's last tokens need a row; 0 if the reader needs no row of the chunk.
 
         The chunk has n tokens, from position `first` on.
         """

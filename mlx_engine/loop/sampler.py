@@ -165,7 +165,7 @@ class Sampler:
         return Draw(sampling, [*prompt, *answer], u, len(prompt))
 
     def redraw(self, token: Token) -> Draw | None:
-        """If the constraint forbids a token that was chosen without the mask, return the inputs for choosing with it.
+        """Return the inputs for choosing again, with the mask, if the token was chosen without it and is forbidden.
 
         Otherwise return None.
 
