@@ -4,7 +4,7 @@
     ├── FormatError (ValueError)       a file does not follow its format
     │   └── UnsupportedTypeError       a tensor's type is known by name, but reading its values is not implemented
     ├── ModelError (ValueError)        the file is valid, but its model cannot be built
-    │   ├── UnknownArchitectureError   no model file for this architecture
+    │   ├── UnknownArchitectureError   no file in mlx_engine/models implements the architecture
     │   ├── UnsupportedConfigError     a setting is not implemented; ignoring it would give wrong results
     │   ├── TensorMismatchError        tensors are missing, unexpected or misshapen
     │   └── NotShardableError          a matrix cannot be cut for the ranks (processes that share the model)
@@ -62,7 +62,7 @@ def first(names: Sequence[str], most: int = SHOWN) -> str:
 
 
 def size(n_bytes: int | None) -> str:
-    """Format a number of bytes with a binary unit; None is "?"."""
+    """Format a number of bytes with a binary unit; return "?" for None."""
     if n_bytes is None:
         return "?"
     number, units = float(n_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -76,13 +76,13 @@ class EngineError(Exception):
     """The base class of our exceptions. They can be pickled, so that process pools can return them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle `args` and the attributes. The constructor is not called again: its arguments are not kept."""
+        """Pickle `args` and the attributes. Unpickling does not call the constructor: its arguments are not stored."""
         return _unpickled, (type(self), self.args), vars(self)
 
 
 def _unpickled(kind: type[EngineError], args: tuple[Any, ...]) -> EngineError:
     error = kind.__new__(kind)
-    error.args = args  # not passed to `__new__`, because that of an OSError ignores them
+    error.args = args  # set here, because `OSError.__new__` ignores the arguments of classes with an `__init__`
     return error
 
 
@@ -103,10 +103,10 @@ class ModelError(EngineError, ValueError):
 
 
 class UnknownArchitectureError(ModelError):
-    """No model file implements this architecture.
+    """No file in mlx_engine/models implements this architecture.
 
     Args:
-        lacks: the feature that the architecture needs and that is not implemented; None if unknown.
+        lacks: a feature of the architecture that is not implemented; None if no such feature is known.
     """
 
     def __init__(self, *, where: str, architecture: str, supported: Sequence[str], lacks: str | None = None) -> None:
@@ -126,7 +126,7 @@ class UnsupportedConfigError(ModelError):
     Args:
         where: the file, and for a nested setting the names of the settings around it.
         expected: the values of the setting that are implemented.
-        name: the name with which `allow_settings` can ignore the setting; None if the model cannot be built without it.
+        name: the name of the setting for the option `allow_settings`, which ignores it; None if it cannot be ignored.
         hint: a possible cause, or what to do.
     """
 
@@ -212,8 +212,8 @@ class OptionError(EngineError, ValueError):
 def again(error: E) -> E:
     """Return a copy of an exception, with its traceback so far; `error` itself if it cannot be copied.
 
-    Used for an error that ends several requests. If their threads or tasks raised the same exception, each would append
-    its frames to the one traceback.
+    Used for an error that ends several requests. If the threads or tasks of these requests raised one exception object,
+    each of them would append its frames to the same traceback.
     """
     try:
         made = type(error).__new__(type(error), *error.args)
@@ -263,13 +263,13 @@ class ProcessorError(EngineError, RuntimeError):
 
 
 class CacheFullError(EngineError, RuntimeError):
-    """The KV cache has no room for the new tokens: too few pages are free, or the sequence is at its limit.
+    """The KV cache has no room for new tokens: too few pages or state slots are free, or the sequence is at its limit.
 
     Args:
         length: number of tokens that the sequence has.
         wanted: number of new tokens.
         capacity: the limit of the sequence; with `pool_is_full`, `length` plus the tokens that fit into free pages.
-        pool_is_full: whether the pool has too few free pages. If false, the sequence is at its limit.
+        pool_is_full: whether the pool has too few free pages or state slots. If false, the sequence is at its limit.
     """
 
     def __init__(self, *, length: int, wanted: int, capacity: int, pool_is_full: bool = False) -> None:
@@ -285,8 +285,9 @@ class DistributedError(EngineError, RuntimeError):
 
     Attributes:
         where: the rank, or "ring" for MLX's connections.
-        expected: if ranks have different values of a setting, the value of rank 0; otherwise None.
-        found: the value of the same setting on the rank `where`; otherwise a description of the error, or None.
+        expected: if a setting differs between ranks, its value on rank 0; otherwise None.
+        found: if a setting differs between ranks, its value on the rank `where`; otherwise a description of the error,
+            or None.
     """
 
     def __init__(
@@ -316,11 +317,11 @@ class NotFiniteError(EngineError, ArithmeticError):
     """A forward pass gave logits that are NaN or infinite.
 
     Args:
-        n_tokens: number of tokens before the logits.
+        n_tokens: number of tokens up to the token whose logits are not finite, including this token.
         found: the kind and number of the values that are not finite, such as "NaN (3 of 100 values)".
-        origin: the origin of these values, as far as it is known, and what to do.
+        origin: a text about the origin of these values and what to do.
         first: the first intermediate value that is not finite, such as "blk.3.attn_q"; None if it is not known.
-        layer: the index of the layer that computed this value; None outside of the layers.
+        layer: the index of the layer that computed this value; None if no layer did, or if the value is not known.
     """
 
     def __init__(
@@ -339,7 +340,7 @@ class ClosedError(EngineError, RuntimeError):
 
 
 class NotCopyableError(EngineError, TypeError):
-    """An object that holds a loaded model or a run cannot be pickled or copied."""
+    """An engine, a stream or a session cannot be pickled or copied."""
 
     def __init__(self, *, name: str, hint: str) -> None:
         super().__init__(f"{name}s cannot be pickled or copied; {hint}")

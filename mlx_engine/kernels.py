@@ -40,7 +40,7 @@ class _SameModules(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restore the module's own `__spec__`. The module itself was executed when `create_module` imported it."""
+        """Restore the module's own `__spec__`. The code of the module has run when `create_module` imported it."""
         if module.__spec__ is not None:
             module.__spec__ = module.__spec__.loader_state
 
@@ -49,7 +49,7 @@ def _is_ours(name: str) -> bool:
     """Return whether the import system finds our folder under a name."""
     try:
         found = importlib.util.find_spec(name)
-    except ValueError:  # an imported module without a spec
+    except ValueError:  # raised if the module is imported already, and its `__spec__` is None
         return False
     return found is not None and found.origin is not None and Path(found.origin).resolve() == _INIT
 

@@ -4,10 +4,10 @@ A `Grammars` belongs to a tokenizer, and makes a `Matcher` for a constraint. Eac
 returns the mask of the next token and is advanced by each chosen token. A mask depends only on the vocabulary, the
 constraint and the tokens so far.
 
-Where a grammar allows only one text, llguidance could insert its tokens (forced tokens) without the model. This is
-turned off: the model chooses every token, so no text has to be encoded, and every token has a log-probability.
-llguidance ends a text with an extra token after the vocabulary. Where this token is allowed, the mask allows all end
-tokens of the model.
+If a constraint allows only one continuation, llguidance could append its tokens (*forced* tokens) without running the
+model. This is turned off: the model chooses every token, so no text has to be encoded, and every token has a
+log-probability. llguidance marks the end of a text with an extra token, whose id follows the last id of the vocabulary.
+If this token may come next, the mask allows all end tokens of the model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMPILED = 32
 # The first line of every grammar turns forced tokens off.
 HEAD = '%llguidance {"no_forcing": true}\n'
 
-# Models write one or two line feeds between reasoning and text, so one of these tokens is allowed there.
+# Models write one or two line feeds between reasoning and text. So one of these tokens may come before the text.
 LINE_FEEDS = (b"\n", b"\n\n")
 
 
@@ -47,8 +47,8 @@ class Reasoning(NamedTuple):
     """The reasoning at the start of an answer, to which a constraint does not apply.
 
     Attributes:
-        opening: the ids of the marker that opens the reasoning, such as "<think>". The model writes this marker, or
-            begins with the text. Empty if the prompt ends with the marker.
+        opening: the ids of the marker that opens the reasoning, such as "<think>". Empty if the prompt ends with this
+            marker; otherwise an answer begins with the marker, or has no reasoning.
         closing: the bytes of the marker that closes the reasoning.
     """
 
@@ -103,7 +103,10 @@ class Grammars:
         return LLTokenizer(vocabulary)
 
     def crossing(self, rest: bytes) -> NDArray[np.int64]:
-        """Return the ids of tokens that begin with `rest`, the end of a marker, and then have more than white space."""
+        """Return the ids of tokens that begin with `rest`, and have more than white space after it.
+
+        `rest` is the end of a marker.
+        """
         if rest not in self._crossing:
             found = [i for i, piece in enumerate(self.pieces) if piece.startswith(rest) and piece[len(rest) :].strip()]
             self._crossing[rest] = np.array([i for i in found if i < self.n_logits], dtype=np.int64)
@@ -142,10 +145,11 @@ class Matcher:
 
     def __init__(self, grammars: Grammars, compiled: Any, reasoning: Reasoning | None = None) -> None:
         self._grammars, self._compiled, self._reasoning = grammars, compiled, reasoning
-        # An answer has these parts: opening marker, reasoning, line feeds, text. `_part` is the part of the next token,
-        # `_at` the number of ids of the opening marker so far, `_tail` the last bytes of the reasoning, which may begin
-        # the closing marker, `_n_text` the number of tokens of the text so far. `_has_ended` is set after an end token.
-        # `_past` has these five values as they were before each token. `_found` is the result of `_words`, if known.
+        # An answer has these parts: opening marker, reasoning, line feeds, text. `_part` is the part of the next token.
+        # `_at` is the number of ids of the opening marker so far. `_tail` has the last bytes of the reasoning, which
+        # may be the beginning of the closing marker. `_n_text` is the number of tokens of the text so far.
+        # `_has_ended` is set after an end token. `_past` has these five values as they were before each token.
+        # `_found` is the result of `_words` for the next token; None before it has been computed.
         self._part = "text" if reasoning is None else "opening" if reasoning.opening else "reasoning"
         self._at, self._tail, self._n_text, self._has_ended = 0, b"", 0, False
         self._past: list[tuple[str, int, bytes, int, bool]] = []
@@ -162,7 +166,7 @@ class Matcher:
         """Return the mask (V,) of the tokens that may come next.
 
         Raises:
-            ConstraintError: no token may come next.
+            ConstraintError: no token may come next, or llguidance reports an error.
         """
         grammars, reasoning = self._grammars, self._reasoning
         if self.is_complete:
@@ -201,7 +205,7 @@ class Matcher:
         """Advance the state by the chosen token.
 
         Raises:
-            ConstraintError: the token does not continue the opening marker or the text.
+            ConstraintError: the token continues neither the opening marker nor the text, or llguidance fails.
         """
         self._past.append((self._part, self._at, self._tail, self._n_text, self._has_ended))
         reasoning = self._reasoning
@@ -229,7 +233,10 @@ class Matcher:
         self._found, self.is_complete = None, False
 
     def _words(self) -> NDArray[np.uint8]:
-        """Return an array with 1 for each token that may continue the text; the last item is 1 if it may end here."""
+        """Return an array with 1 for each token that may continue the text, and 0 for the others.
+
+        An extra last item is 1 if the text may end here.
+        """
         if self._found is None:
             with self._grammars.computing:
                 found = np.frombuffer(self._compiled.compute_bitmask(), dtype=np.uint8)
@@ -274,7 +281,8 @@ class Matcher:
     def _is_next(self, token: int) -> bool:
         """Return whether the text may continue with a token id; for `Grammars.end`, whether the text may end here.
 
-        This is an item of `_words`. If the array is not computed yet, compute only this item, which is faster.
+        This is an item of the array that `_words` returns. If the array is not computed yet, compute only this item,
+        which is faster.
         """
         if self._found is None:
             with self._grammars.computing:
@@ -333,7 +341,7 @@ class _Vocabulary:
         self.eos_token_id = len(pieces)
 
     def __call__(self, text: str) -> list[int]:
-        """Raise an error: llguidance encodes text only to insert tokens, which `HEAD` turns off."""
+        """Raise an error: llguidance encodes text only for forced tokens, which `HEAD` turns off."""
         raise AssertionError(f"expected no text to be encoded, found {shown(text)}")
 
 

@@ -1,10 +1,10 @@
 """Speculative decoding with a draft model: a small model with the same vocabulary proposes the next tokens.
 
-The draft model has a KV pool of its own. For each sequence, the pool has the keys and values of the settled ids (the
-prompt, and the ids that are certainly part of the answer) and of the proposed ids. Proposed ids are pending until the
-large model has checked them. Then they are committed or rolled back, with the recurrent states of the draft model if it
-has any. All sequences share the passes of the draft model: the first pass reads the new settled ids and gives the first
-proposed token, and each later pass gives one more proposed token.
+The draft model has its own KV pool. For each sequence, the pool has the keys and values of the settled ids (the prompt,
+and the ids that are certainly part of the answer) and of the proposed ids. Proposed ids are pending until the large
+model has checked them, and are then committed or rolled back. If the draft model has recurrent states, these are
+committed or rolled back, too. All sequences share the passes of the draft model. For each sequence, the first pass
+reads the new settled ids and gives the first proposed token, and each later pass gives one more proposed token.
 
 The draft model samples with the same random numbers as the answer, so that both models often choose the same token. If
 its KV pool has too few pages for a sequence, the draft model proposes no tokens for this sequence.
@@ -37,7 +37,7 @@ def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
     """Check that every id is the same token in both models. One model may have further ids, if these have no text.
 
     Raises:
-        OptionError: an id has different texts; the message names the first such id.
+        OptionError: an id has different texts in the two models; the message names the first such id.
     """
     pieces = [tokenizer.pieces() for tokenizer in (target, draft)]
     n = max(map(len, pieces))
@@ -56,14 +56,14 @@ def _shown(piece: bytes) -> str:
 
 @dataclass(eq=False)
 class _Held:
-    """The draft model's state of a sequence: its keys and values, and the proposed ids that are pending in them."""
+    """The draft model's KV cache of a sequence, and the proposed ids that are pending in this cache."""
 
     kv: KVSequence
     pending: list[int] = field(default_factory=list)
 
 
 class DraftModel:
-    """Proposes tokens for all sequences of a scheduler, with a draft model: a `PassDrafter`.
+    """A `PassDrafter` that proposes tokens for all sequences of a scheduler, with a draft model.
 
     Attributes:
         prefix: the draft model's own prefix cache.
@@ -71,8 +71,8 @@ class DraftModel:
     Args:
         pool: the draft model's KV pool, made for as many sequences as the scheduler has slots. If the draft model has
             recurrent states, the pool also has slots for the states after proposed tokens.
-        share: the number of parameters of the draft model, divided by that of the large model. This is the assumed
-            ratio of the times of their passes, see `PassDrafter`.
+        share: the number of parameters of the draft model, divided by that of the large model. The time of a pass is
+            assumed to have the same ratio until it has been measured.
         whole_pages: see `PrefixCache`.
     """
 
@@ -91,7 +91,11 @@ class DraftModel:
         self._held: dict[Sequence, _Held] = {}
 
     def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
-        """Return the ids that the draft model chooses after the settled ids, see `PassDrafter`."""
+        """Return, for each sequence, the ids that the draft model chooses after the settled ids.
+
+        `wanted` maps each sequence to the largest number of its proposed ids. In this call, the draft model reads at
+        most `budget` settled ids, of all sequences together.
+        """
         found: dict[Sequence, list[Token]] = {}
         inputs: dict[Sequence, SequenceInput] = {}
         for sequence, n in wanted.items():
@@ -128,7 +132,10 @@ class DraftModel:
         held.kv.close()
 
     def _next(self, sequence: Sequence, budget: int) -> SequenceInput | None:
-        """Return the settled ids that the draft model runs next, at most `budget`; None if it cannot run them."""
+        """Return the settled ids that the draft model runs next, at most `budget`.
+
+        Return None if there are none, or if the draft model cannot run them.
+        """
         ids, held = sequence.ids, self._held.get(sequence)
         config = self.model.config
         longest = min(int(config.context_length), self.pool.n_tokens, sequence.request.longest + MOST)
@@ -168,7 +175,8 @@ class DraftModel:
     def _run(self, inputs: dict[Sequence, SequenceInput], found: dict[Sequence, list[Token]]) -> None:
         """Run a pass over `inputs`, and append each sequence's chosen token to its list in `found`.
 
-        Sequences for which the pool has too few pages are removed, see `begin_fitting`.
+        If the pool has too few pages for all sequences, the last sequences are removed from `inputs`, and, if they have
+        no proposed token yet, from `found`.
         """
         batch = begin_fitting(inputs, found)
         if batch is None:

@@ -1,6 +1,6 @@
 """Run single forward passes without a scheduler, and search for the first non-finite value of a pass.
 
-The search runs after `Backend.bad_rows` has found a row of logits that is not finite.
+The search runs after a pass has given a row of logits or hidden states that is not finite.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from mlx_engine.weights.model import Model
 
 
 def forward(model: Model, *parts: SequenceInput) -> Array | None:
-    """Run one forward pass, and return the logits (R, V) of its R wanted tokens (`SequenceInput.wanted`).
+    """Run one forward pass, and return the logits (R, V) of its R wanted tokens; None if no token is wanted.
 
-    Return None if no token is wanted. The new tokens are committed to the KV cache, on a lazy backend before the device
-    has run them. If this call fails or is interrupted, every sequence is unchanged.
+    The last `SequenceInput.wanted` tokens of each sequence are wanted. The new tokens are committed to the KV cache; a
+    lazy backend may run them later. If this call fails or is interrupted, every sequence is unchanged.
 
     Raises:
         CacheFullError: there are too few pages for the new tokens.
@@ -56,7 +56,9 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
-    """Check the logits (R, V) of the last R tokens of `ids`, all tokens of a sequence with the default adapter.
+    """Check the logits (R, V) of the last R tokens of a sequence.
+
+    `ids` has all tokens of the sequence. The sequence must have the default LoRA adapter.
 
     Raises:
         NotFiniteError: a row has NaN or infinities. The error is made by `not_finite`.
@@ -75,7 +77,7 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray, adapter: int |
         model: the model.
         ids: the tokens of the sequence, up to the token whose row is not finite.
         row: the logits (V,) of this token, or its hidden state (D,) if the request reads hidden states.
-        adapter: the number of the sequence's adapter, see `KVSequence.adapter`; None is the default adapter.
+        adapter: the number of the sequence's LoRA adapter, see `KVSequence.adapter`; None for the default adapter.
     """
     verify = "`inspect --verify` checks the file's weights"
     try:

@@ -31,7 +31,7 @@ class TokenLogprobs:
         logprob: the natural logarithm of the token's probability, a float32 value.
         top: the most likely tokens as pairs (token id, log-probability), most likely first; of equally likely tokens,
             the lower id first.
-        rank: 1 plus the number of tokens that are more likely; None if it was not asked for.
+        rank: 1 plus the number of tokens that are more likely; None if the rank was not asked for.
         allowed: the sum of the probabilities of the tokens that the constraint allowed; None without a constraint.
     """
 
@@ -72,8 +72,8 @@ def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top:
     """Return the sum of the probabilities of the tokens that a mask (V,) allows.
 
     `top` is the largest logit, `log_sum` the logarithm of the sum of exp(logits - top). If the mask allows most tokens,
-    compute 1 minus the probabilities of the other tokens, because these are fewer. The error is then at most 1e-12;
-    otherwise the sum is exact to float64.
+    compute 1 minus the sum for the other tokens, which are fewer. The absolute error is then at most 1e-12; otherwise
+    the sum is exact to float64.
     """
     is_most = 2 * int(np.count_nonzero(mask)) > len(mask)
     some = logits[np.flatnonzero(~mask if is_most else mask)]

@@ -1,10 +1,10 @@
-"""N-gram lookup, for speculative decoding: find a sequence's last tokens in earlier text, propose the tokens after it.
+"""N-gram lookup for speculative decoding: find a sequence's last tokens in earlier text, and propose the next tokens.
 
 A `Text` is a list of token ids with an index, as in LZ77 with hash chains: each pair of neighbouring ids belongs to a
 hash bucket, and each bucket has a chain of the places of its pairs. A search compares the last ids of a sequence with
-at most `CANDIDATES` places, over at most `LONGEST` ids each, so its time is bounded for every text. While the sequence
-continues in the same way as the text after the match, the match grows and no search is needed. A text takes 12 to 16
-bytes per token.
+at most `CANDIDATES` places, over at most `LONGEST` ids each, so its time is bounded for every text. The match is the
+place where most ids agree. While the sequence continues in the same way as the text after the match, the match grows,
+and no search is needed. A text takes 12 to 16 bytes per token.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ def _agreeing(ids: Sequence[int], end: int, tail: Sequence[int]) -> int:
 
 
 class Lookup:
-    """Proposes tokens for one sequence, from its own text and other texts: a `Drafter`.
+    """A `Drafter` that proposes tokens for one sequence, from the text of this sequence and from other texts.
 
-    The ids of the answer are a `Text` that only this drafter reads. The prompt's text and the texts of other sequences
-    are shared with other drafters.
+    Only this drafter reads the `Text` of the answer. The prompt's `Text` and those of other sequences are shared with
+    other drafters.
     """
 
     def __init__(self, prompt: Text, others: Sequence[Text] = ()) -> None:
@@ -124,7 +124,7 @@ class Lookup:
         self._match = Match(self._answer, 0, 0)
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Append new ids of the answer, in constant time for each id."""
+        """Append new ids of the answer, on average in constant time for each id."""
         for token in ids:
             text, end, length = self._match
             goes_on = bool(length) and end < len(text.ids) and text.ids[end] == token
@@ -132,7 +132,7 @@ class Lookup:
             self._match = Match(text, end + 1, length + 1) if goes_on else self._longest()
 
     def propose(self, most: int) -> tuple[Sequence[int], int]:
-        """Return at most `most` ids that may follow, and the number of last ids that match the earlier occurrence."""
+        """Return at most `most` ids that may follow, and the length of the match, at most `LONGEST`."""
         text, end, length = self._match
         if not length:
             return (), 0
@@ -144,7 +144,7 @@ class Lookup:
         return found, min(length, LONGEST)
 
     def _longest(self) -> Match:
-        """Return the longest occurrence of the last ids in any text."""
+        """Return the longest match of the last ids in all texts."""
         last, best = self._last(), Match(self._answer, 0, 0)
         for text in self._texts if len(last) >= KEY else ():
             end, length = text.longest(last)

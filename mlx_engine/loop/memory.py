@@ -26,13 +26,14 @@ def spare_bytes(model: Model) -> int:
 
 
 def pool_for(model: Model, slots: int, kv_memory: int | None = None, n_proposed: int = 0) -> KVPool:
-    """Return a pool of at most `kv_memory` bytes (default: `spare_bytes`), for at most a full context per slot.
+    """Return a KV pool for `slots` sequences, of at most `kv_memory` bytes (default: `spare_bytes`).
 
-    If the model has recurrent states, the pool also has slots for the states after `n_proposed` tokens, the largest
-    number of proposed tokens in a pass.
+    The pool has room for at most `slots` times the model's context length. If the model has recurrent states, the pool
+    can also store the states after `n_proposed` tokens, the largest number of proposed tokens in a pass.
 
     Raises:
-        OptionError: `kv_memory` is too small for a page of each sequence, or larger than the free memory of a rank.
+        OptionError: the size is too small for one page per sequence. Or the model runs on several ranks (processes),
+            and `kv_memory` is larger than the free memory of a rank.
     """
     nbytes = spare_bytes(model) if kv_memory is None else kv_memory
     free, rank = model.kv_capacity()
@@ -53,8 +54,9 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None, n_proposed:
 def map_pages(model: Model, pool: KVPool) -> None:
     """Run one token before the first request, so that the operating system maps memory of the pool.
 
-    The operating system maps a huge page when it is first written to. With a pool of 10 GiB for a 0.6B model, the first
-    token maps 0.9 GiB in 0.2 s, because each KV head of each layer has its own part of the pool.
+    The operating system maps a huge page when it is first written to. The keys and values of a token are in many huge
+    pages, because each KV head of each layer has its own part of the pool. With a pool of 10 GiB for a 0.6B model, the
+    first token maps 0.9 GiB in 0.2 s.
     """
     kv = pool.sequence()
     with model.backend.session():
@@ -64,18 +66,18 @@ def map_pages(model: Model, pool: KVPool) -> None:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The bytes that passes read from memory: weights and chosen experts, and the keys and values of each sequence.
+    """The bytes that passes read from memory: weights, keys and values, and recurrent states.
 
     The bytes are computed from sizes, not measured, and do not include embedding lookups. Recurrent states count twice,
     because they are also written.
 
     Attributes:
-        weights: bytes of the matrices of the layers and the head, without experts.
-        kv: for each attention window, the bytes of one token's keys and values in all layers with this window; the
+        weights: bytes of the matrices that every token uses: those of the layers and the head, except routed experts.
+        kv: maps each attention window to the bytes of one token's keys and values in all layers with this window. The
             window None stands for layers that attend to every token.
-        experts: for each share of a layer's experts that one token uses, the bytes of all experts in the layers with
-            this share. `nbytes` estimates how many different experts the tokens of a pass use.
-        state: bytes of the recurrent states of one sequence; 0 without them.
+        experts: maps the share of its experts that a layer uses for one token to the bytes of all experts in the layers
+            with this share. `nbytes` estimates how many different experts the tokens of a pass use.
+        state: bytes of the recurrent states of one sequence; 0 if the model has no such states.
     """
 
     weights: float
@@ -111,12 +113,15 @@ class Traffic:
 
 
 def linears(value: Any) -> list[Linear]:
-    """Return all linear layers in an attribute of a model; of experts, only if each is a `Linear` (`Backend.stack`)."""
+    """Return all linear layers in an attribute of a model.
+
+    The layers of experts are included only if `Backend.stack` returns each of them as a `Linear`.
+    """
     return parts_of(value, (Linear,))
 
 
 def parts_of(value: Any, kinds: tuple[type, ...]) -> list[Any]:
-    """Return all parts of these types in an attribute of a model, which may be a dataclass or a list."""
+    """Return all parts of these types in `value`, an attribute of a model; search in its lists and dataclasses."""
     if isinstance(value, kinds):
         return [value]
     if isinstance(value, list | tuple):

@@ -27,9 +27,10 @@ class Metrics:
     Attributes:
         passes: the time of each pass, in order.
         shares: this run's part of the time of each pass. The shares of all runs in a pass add up to its time.
-        sampling: the time of choosing each token, which is part of its pass; empty if a lazy backend's device chooses.
-        phases: the time of each phase outside of passes, by name, such as load, warm_up and tokenize.
-        n_more: number of tokens beyond one per pass, which passes gave because proposed tokens were right.
+        sampling: the time of choosing each token, a part of the time of its pass; empty on a lazy backend, because its
+            device chooses the tokens.
+        phases: maps the name of each phase outside of passes, such as load, warm_up and tokenize, to its time.
+        n_more: number of new tokens minus the number of passes. A pass gives several if proposed tokens were right.
     """
 
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False, compare=False)

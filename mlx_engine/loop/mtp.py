@@ -1,11 +1,11 @@
 """Speculative decoding with multi-token prediction (MTP): an extra layer of the model proposes the next tokens.
 
 The MTP layer was trained together with the model. Its input is the token at position i and the model's hidden state at
-position i - 1, and its output predicts the token at position i + 1. The layer has a KV pool of its own, for the last
-tokens of each sequence: at most `READ` tokens of the prompt, and the tokens of the answer. If this pool lacks tokens,
-proposals are less often right, but answers do not change. To propose a further token, the layer reads the token that it
-has just proposed, and its own hidden state in place of the model's. The keys and values of proposed tokens are rolled
-back afterwards.
+position i - 1, and its output predicts the token at position i + 1. The layer has its own KV pool for the last tokens
+of each sequence: at most `READ` tokens of the prompt, and the tokens of the answer. If earlier tokens are missing from
+this pool, proposals are less often right, but answers do not change. To propose a further token, the layer reads the
+token that it has just proposed, and its own hidden state in place of the model's. The keys and values of proposed
+tokens are rolled back afterwards.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Held:
 
 
 class NextTokens:
-    """Proposes tokens for all sequences of a scheduler, with the MTP layer: a `PassDrafter`.
+    """A `PassDrafter` that proposes tokens for all sequences of a scheduler, with the MTP layer.
 
     Args:
         layer: the model's MTP layer and its head.
@@ -59,9 +59,10 @@ class NextTokens:
         self._held: dict[Sequence, _Held] = {}
 
     def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
-        """Return the ids that the layer predicts after the settled ids: see `PassDrafter`.
+        """Return, for each sequence, the ids that the layer predicts after the ids of prompt and answer so far.
 
-        `budget` is ignored: of a prompt, the layer reads at most the last `READ` tokens.
+        `wanted` maps each sequence to the largest number of its proposed ids. `budget`, a bound on the tokens that a
+        drafter reads in a call, is ignored, because the layer reads at most the last `READ` tokens of a prompt.
         """
         be, found = self._backend, dict[Sequence, list[Token]]()
         inputs: dict[Sequence, SequenceInput] = {}
@@ -88,7 +89,7 @@ class NextTokens:
         return {one: [be.token_id(token) for token in ids] for one, ids in found.items() if ids}
 
     def release(self, sequence: Sequence) -> None:
-        """Give back the pages of a sequence."""
+        """Free the pages of a sequence, and drop its hidden states."""
         sequence.hidden.clear()
         held = self._held.pop(sequence, None)
         if held is not None:
@@ -96,7 +97,7 @@ class NextTokens:
             held.kv.close()
 
     def _next(self, sequence: Sequence) -> tuple[SequenceInput, np.ndarray] | None:
-        """Return the n tokens that the layer reads next, and the hidden states (n, D) of the tokens before them.
+        """Return the n tokens that the layer reads next, and the model's hidden states (n, D) one position before each.
 
         Return None if the hidden state before the sequence's last token is missing, or if the whole pool is too small
         for the sequence.
@@ -128,7 +129,7 @@ class NextTokens:
     ) -> dict[Sequence, np.ndarray]:  # fmt: skip
         """Run a pass of the layer, and append each sequence's chosen token to its list in `found`.
 
-        `hidden` has the hidden states (n, D) of the tokens before the n tokens of each sequence. Return the layer's
+        `hidden` has, for each of a sequence's n tokens, the hidden state (n, D) one position before. Return the layer's
         hidden state (1, D) of each sequence's last token.
 
         If the pool has too few pages for all sequences, `begin_fitting` removes the last sequences from `inputs`. It

@@ -30,7 +30,7 @@ class TextDecoder(Protocol):
         """Return the new text that has become complete with this token."""
 
     def finish(self) -> str:
-        """Return the rest of the text."""
+        """End the text, and return its rest: U+FFFD for an incomplete character, otherwise ""."""
 
 
 class NoText:
@@ -82,14 +82,14 @@ class Output:
 
     @property
     def marks(self) -> Sequence[int]:
-        """The indices, in the text including held-back text, at which the texts of control tokens begin."""
+        """The indices at which the texts of control tokens begin, in the text including its held-back part."""
         return self._text.marks
 
     def append(self, token: int, sampler: Sampler, n_logprobs: int | None = None) -> None:
         """Append the token that a sampler has chosen last. If `max_tokens` is 0, end without the token.
 
-        If the options ask for log-probabilities, and `n_logprobs` is not None, the sampler computes those of the token
-        and of the `n_logprobs` most likely tokens.
+        If the options ask for log-probabilities, and `n_logprobs` is not None, also append the log-probabilities of the
+        token and of the `n_logprobs` most likely tokens.
         """
         if not self.max_tokens:
             self.end("length")

@@ -57,20 +57,22 @@ class Request:
         match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
         n_cached: number of tokens of the prompt that were taken from the prefix cache.
         n_from_disk: number of these cached tokens that were read from files.
-        n_prefilled: number of tokens of the prompt that have been in the KV cache; a preemption does not reduce it.
+        n_prefilled: the largest number of tokens of the prompt that were in the KV cache so far. A preemption (the loss
+            of a sequence's pages, after which the sequence is computed again) does not reduce it.
         n_steps: number of scheduler steps whose passes ran tokens of this request.
         n_rows: number of tokens of all requests in these steps.
         n_bytes: bytes of weights, keys and values that these steps read, if the scheduler counts them.
         decode_bytes: the part of `n_bytes` that the steps after the first new token have read.
         decode_seconds: the time of the passes in the steps after the first new token.
         predicted_ids: the tokens of a text that the answers may repeat (the option `prediction`), for drafters.
-        adapter: the number of the adapter for the answers, see `KVSequence.adapter`.
+        adapter: the number of the LoRA adapter of the request's sequences, see `KVSequence.adapter`.
         n_proposed: number of proposed tokens that passes have run.
         n_accepted: number of proposed tokens that were accepted.
-        drafters: for each drafter that has proposed tokens, the numbers of proposed and of accepted tokens.
-        n_preemptions: number of times that a sequence of this request was preempted, to give its pages to an older one.
+        drafters: maps the name of each drafter that has proposed tokens to its numbers of proposed and accepted tokens.
+        n_preemptions: number of times that a sequence of this request was preempted, to free pages for older sequences.
         error: the error that ended the request; None if it has not failed.
-        number: the request's place in the order in which requests were made, which counts as the order of arrival.
+        number: numbers the requests of this process in the order in which they were made. The scheduler takes this
+            order as the order of arrival.
     """
 
     def __init__(
@@ -108,12 +110,12 @@ class Request:
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs] | None:
-        """The log-probabilities of the prompt's tokens after the first that have been run; None if not wanted."""
+        """The log-probabilities so far of the prompt's tokens, from its second token on; None if not wanted."""
         return list(self.reader.tokens) if isinstance(self.reader, PromptLogprobs) else None
 
     @property
     def longest(self) -> int:
-        """The largest number of tokens in the KV cache of an answer: without the last token, which no pass runs."""
+        """The largest number of tokens in the KV cache of an answer. No pass runs the last token of an answer."""
         return len(self.prompt_ids) + max(1, *(output.max_tokens for output in self.outputs)) - 1
 
 
@@ -122,12 +124,12 @@ class Sequence:
     """One answer to a request while it is being computed: the prompt's tokens and the tokens chosen so far.
 
     Attributes:
-        output: the output of the request to which the sequence's new tokens are appended.
+        output: the output to which the sequence's new tokens are appended, one of `Request.outputs`.
         unread: the tokens that no pass has run yet. On a lazy backend, the last one may not be computed yet.
         index: the index of `output` among the outputs of the request.
         parallel: the samplers of the request's other outputs (parallel samples). After the pass with the last token of
-            the prompt, each of them becomes a sequence of its own.
-        seconds: the time of the passes since the last token.
+            the prompt, each of them gets its own sequence.
+        seconds: the time of the passes that have run tokens of this sequence since its last new token.
         share: this sequence's part of `seconds`.
         draft: the state of speculation in this sequence; None before the first proposal.
         hidden: the hidden states of the last tokens, for a drafter that reads them. Each item has the position of the
@@ -179,8 +181,8 @@ class Sequence:
     def chunk(self, budget: int, most_rows: int | None = None) -> ScheduledChunk:
         """Return a chunk of the first unread tokens, at most `budget`, for a pass.
 
-        `most_rows` bounds the rows that the pass computes for the request's reader, not counting the row from which the
-        next token is chosen.
+        `most_rows` bounds the rows that the pass computes for the request's reader. The row from which the next token
+        is chosen does not count.
         """
         n, reader, request = min(len(self.unread), budget), self.request.reader, self.request
         first = self.kv.length + self.kv.pending
@@ -209,17 +211,18 @@ class ScheduledChunk:
     Attributes:
         n: the number of tokens in the chunk: unread tokens, then proposed ones. After the choice, rejected proposals
             are subtracted.
-        samplers: the samplers that choose a token from the logits of the chunk's last token, not counting proposed
-            tokens. The first one is the sequence's own. Empty if the sequence has more unread tokens after the chunk,
-            or if the request reads hidden states.
-        row: the index of the row of the chunk's last token, not counting proposed tokens, among the rows (of logits or
-            hidden states) that the pass returns.
-        n_wanted: the number of last tokens of the chunk for which the pass returns a row.
-        n_read: the number of last tokens whose rows the request's reader gets.
+        samplers: the samplers that choose a token from the logits of the chunk's last unread token. The first one is
+            the sequence's own sampler. Empty if the sequence has more unread tokens after the chunk, or if the request
+            reads hidden states.
+        row: the row of the chunk's last unread token, an index of the rows (logits or hidden states) that the pass
+            returns.
+        n_wanted: the pass returns a row for each of the chunk's last `n_wanted` tokens.
+        n_read: the request's reader gets the rows of the chunk's last `n_read` tokens.
         first: the position of the chunk's first token.
         choices: the chosen tokens, one per sampler; empty until they have been chosen.
         error: why no token could be chosen, or None.
-        proposed: the tokens that a drafter proposes after the unread token. The pass returns a row for each of them.
+        proposed: the tokens that the drafter named `drafter` proposes after the unread token. The pass returns a row
+            for each of them.
         hidden: the hidden states (n, D) of the tokens, if a drafter reads them.
         logits: the logits of the pass if tokens are proposed. They are kept because all tokens but the first are chosen
             after the pass has been settled.

@@ -1,8 +1,9 @@
 """Readers of a prompt's rows, for log-probabilities of a prompt, embeddings and reranking.
 
 A row is the logits or the hidden state of one token of the prompt. A pass computes the rows of one chunk of the prompt.
-A reader reads its rows one at a time, in the order of positions, so that its sums do not depend on the chunks or on the
-batch. Rows are dropped after they have been read: all rows of 8,192 tokens and a vocabulary of 150,000 would take 5 GB.
+A reader reads its rows one at a time, in the order of positions, so that a sum of rows does not depend on the chunks or
+on the batch. Rows are dropped after they have been read: the logits of 8,192 tokens with a vocabulary of 150,000 would
+take 5 GB.
 """
 
 from __future__ import annotations
@@ -37,12 +38,15 @@ class RowReader(ABC):
         self.start, self.end = start, end
 
     def n_wanted(self, first: int, n: int) -> int:
-        """Return how many of the last rows of a chunk, n tokens from position `first` on, the reader needs."""
+        """Return how many of a chunk's last tokens need a row; 0 if the reader needs no row of the chunk.
+
+        The chunk has n tokens, from position `first` on.
+        """
         at = max(first, self.start)
         return first + n - at if at < min(self.end, first + n) else 0
 
     def read(self, backend: Backend, first: int, rows: np.ndarray) -> None:
-        """Read the rows (R, ...) of the tokens from position `first` on; skip rows that have been read before."""
+        """Read the rows (R, ...) of the tokens from position `first` on; skip rows outside of [start, end)."""
         for position, row in enumerate(rows, start=first):
             if position == self.start < self.end:
                 self.read_row(backend, position, row)
@@ -57,7 +61,7 @@ class PromptLogprobs(RowReader):
     """Computes the log-probability of each token of a prompt after the first, and of the `n_top` most likely tokens.
 
     Attributes:
-        tokens: the tokens that have been read so far, from the second token of the prompt on.
+        tokens: the log-probabilities so far, from those of the prompt's second token on.
     """
 
     def __init__(self, prompt_ids: Sequence[int], n_top: int = 0) -> None:
@@ -115,6 +119,6 @@ class PooledHidden(RowReader):
         if self._sum is None or self.start < self.end:
             raise ValueError(f"vector: expected a prompt that has been run, found {self.end - self.start} rows missing")
         x = (self._sum / self._n)[:dimensions]
-        if normalized:  # `fsum` is exact in any order
+        if normalized:  # `fsum` rounds only once, so the order of the terms does not matter
             x = x / max(math.sqrt(math.fsum((x * x).tolist())), 1e-12)
         return x.astype(np.float32)

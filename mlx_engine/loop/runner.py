@@ -1,17 +1,18 @@
 """The model runner: runs the forward passes that the scheduler asks for, and chooses the next tokens from their logits.
 
-A pass runs unread tokens of one or more sequences, in two steps. Submitting a pass computes its logits and chooses the
-next tokens; on a lazy backend (MLX), it only hands this work to the device. Settling a pass waits until the chosen
-tokens are on the host, and commits the tokens that were run to the KV cache. An eager backend settles each pass at
-once. On a lazy backend, the next pass is submitted before the last one is settled, so that the device computes while
-the host works. With N pipeline stages, N passes are submitted before the first one is settled, and the tokens of a pass
-are chosen when the pass is settled. So passes that are in flight together run different sequences, or successive chunks
-of one prompt.
+A pass runs unread tokens of one or more sequences. The runner first submits a pass: it computes the logits and chooses
+the next tokens, or, on a lazy backend (MLX), only hands this work to the device. Then the runner settles the pass: it
+waits until the chosen tokens are on the host, and commits the tokens that were run to the KV cache. An eager backend
+settles each pass at once. On a lazy backend, the next pass is submitted before the last one is settled, so that the
+device computes while the host works. With N pipeline stages, N passes are submitted before the first one is settled,
+and the tokens of a pass are chosen only when the pass is settled. So these N passes run different sequences, or
+successive chunks of one prompt.
 
 The mask of a constraint depends on the previous token. So if a sequence has a constraint, and its last token is not
 settled, its next pass is submitted without choosing tokens. While the device runs this pass, the host settles the
-previous pass, and then chooses the tokens. An eager backend computes masks in a thread, while the next pass runs. For
-some requests (`Sampler.is_checked`), it chooses without a mask, and computes a mask only if the token is not allowed.
+previous pass, and then chooses the tokens. On an eager backend, a thread computes masks while the next pass runs. For
+some requests (`Sampler.is_checked`), the token is chosen without a mask, and a mask is computed only if the constraint
+does not allow this token.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class PassOutput(NamedTuple):
     """The results of the passes that a step has settled.
 
     Attributes:
-        chosen: the chunks for which tokens were chosen, each with these tokens, one per sampler.
-        failed: the chunks for which no token could be chosen, each with the error: its logits are not finite, its
+        chosen: pairs of a chunk and the tokens that were chosen for it, one token per sampler.
+        failed: pairs of a chunk and the error that has ended it: its logits or hidden states are not finite, its
             constraint allows no token, or a processor has failed.
         seconds: the time of these passes.
         sampling: the part of `seconds` in which tokens were chosen; None if it was not measured.
@@ -69,7 +70,7 @@ class _Pass:
     Attributes:
         chunks: the chunks of the pass, without those that were dropped.
         n_rows: the number of rows of the logits or hidden states.
-        reply: returns the logits, with pipeline stages after waiting for them; None once the tokens are chosen.
+        reply: returns the logits; with pipeline stages, first waits for them. None once the tokens are chosen.
         check: the logits from which tokens were chosen, and the sums of their rows, for `Backend.bad_rows`.
         rows: the logits or hidden states, if readers of requests get some of these rows.
         sampling: the time of choosing tokens; None if it was not measured.
@@ -89,14 +90,16 @@ class ModelRunner:
     """Submits and settles the passes of one model.
 
     Attributes:
-        overlaps: whether, on a lazy backend and a single rank, a pass is submitted before the last one is settled.
+        overlaps: whether a pass is submitted before the last one is settled. False on eager backends, and if several
+            ranks (processes) share the model.
         depth: the largest number of passes that are in flight (submitted, but not settled).
-        n_hidden: the number of last tokens of a sequence whose hidden states are kept for a drafter that reads them.
-        n_batches: the number of pipeline stages. The scheduler divides the running sequences into as many groups, and
-            each of the passes in flight runs another group.
+        n_hidden: the number of tokens at the end of a sequence whose hidden states are kept, for a drafter that reads
+            hidden states.
+        n_batches: the number of pipeline stages. The scheduler divides the running sequences into `n_batches` groups,
+            and each pass in flight runs a different group.
 
     Args:
-        overlap: whether to set `overlaps`. A profiled backend never overlaps passes.
+        overlap: whether passes may overlap. Passes of a profiled backend never do.
         clock: returns the time in seconds, to measure passes; no decision of the runner depends on it.
     """
 
@@ -263,7 +266,7 @@ class ModelRunner:
         return submitted
 
     def _keeps_hidden(self, chunk: ScheduledChunk) -> bool:
-        """Return whether a drafter may read a chunk's hidden states: of an answer, or of a prompt's last tokens."""
+        """Return whether a chunk has hidden states for a drafter: those of an answer, or of a prompt's last tokens."""
         request = chunk.sequence.request
         return not request.is_hidden and chunk.first + chunk.n > len(request.prompt_ids) - self.n_hidden
 
@@ -310,7 +313,7 @@ class ModelRunner:
         for chunk, sampler in pairs:
             try:
                 draws.append(sampler.draw())
-            except ConstraintError as error:  # no token is allowed, so the chunk fails, whatever is chosen
+            except ConstraintError as error:  # no token is allowed: the chunk fails, and its token is not used
                 chunk.error = error
                 draws.append(Draw(Sampling(), (), 0.0))
         edited = logits
@@ -333,8 +336,8 @@ class ModelRunner:
     ) -> tuple[list[tuple[ScheduledChunk, list[int]]], list[tuple[ScheduledChunk, EngineError]]]:
         """Wait for the oldest pass and commit its tokens; return the chosen tokens, and the chunks that have failed.
 
-        Failed chunks are committed, too: the scheduler drops their sequences. Chunks with proposed tokens are not
-        committed: the scheduler calls `choose_next` and `keep` for them.
+        Failed chunks are committed, too; the scheduler then drops their sequences. Chunks with proposed tokens are not
+        committed, because the scheduler calls `choose_next` and `keep` for them.
         """
         if submitted.reply is not None:
             self._choose_late(submitted)
@@ -370,12 +373,12 @@ class ModelRunner:
         if constrained:
             self._prepare_masks(constrained)
         if self._flight and self._flight[0].reply is not None and not self._is_staged:
-            with suppress(Exception):  # keeps the tokens of the settled pass; the next step tries again
+            with suppress(Exception):  # the tokens of the settled pass must not be lost; the next step tries again
                 self._choose_late(self._flight[0])
         return chosen, failed
 
     def _read(self, submitted: _Pass, of_pass: Array) -> list[tuple[ScheduledChunk, EngineError]]:
-        """Give the readers the rows of the oldest pass; return the chunks whose rows are not finite."""
+        """Give the rows of the oldest pass to the readers; return chunks whose rows are not finite, with the errors."""
         failed: list[tuple[ScheduledChunk, EngineError]] = []
         be = self._model.backend
         for chunk in submitted.chunks:
@@ -405,16 +408,16 @@ class ModelRunner:
 
 
 def _next_token(chunk: ScheduledChunk) -> list[Token]:
-    """Return the chosen token, which becomes unread. If a chunk has proposals, return none: `keep` sets it later."""
+    """Return a list with the chosen token, which becomes unread; [] if the chunk has proposals: `keep` sets it."""
     return [choice.token for choice in chunk.choices[:1] if not chunk.proposed]
 
 
 def _checked(
     be: Backend, logits: Array, pairs: abc.Sequence[tuple[ScheduledChunk, Sampler]], tokens: list[Token]
 ) -> list[Token]:
-    """Choose again from each row of logits (R, V) whose constraint does not allow the row's token; return all tokens.
+    """If a constraint does not allow a row's token, choose again from the row of logits (R, V); return all tokens.
 
-    `tokens` were chosen without a mask. If a constraint allows no token, its chunk fails.
+    `tokens` has a token per row. If a constraint allows no token, its chunk fails.
     """
     for row, (chunk, sampler) in enumerate(pairs):
         try:

@@ -35,9 +35,9 @@ class Choice:
         token: the token, as `Backend.embed` accepts it.
         logits: (R, V), the rows from which the tokens of a pass were chosen, before processors edit them.
         row: the index of the row of `logits` from which the token was chosen.
-        whole: whether the row has all logits. If not, another rank has sent only the largest ones, which suffice for
-            the choice.
-        mask: which tokens (V,) the constraint allowed; None without a constraint.
+        whole: whether the row has all logits. If not, another rank (process) has sent only the largest logits, which
+            suffice for the choice.
+        mask: which tokens (V,) the constraint allowed; None without a constraint, or with `Sampler.is_checked`.
     """
 
     token: Token
@@ -56,15 +56,15 @@ class Sampler:
 
     Several samplers may continue one prompt. Each has a number, `choice`, on which its random numbers depend. With
     `logprobs=False`, a pass may return only the largest logits, so log-probabilities are not available. A `matcher` is
-    the state of the sequence's constraint. With it, the next token can be drawn only after all earlier tokens have been
-    settled, because the mask of allowed tokens depends on them.
+    the state of the sequence's constraint. If there is a constraint, the next token can be drawn only after all earlier
+    tokens have been settled, because the mask of allowed tokens depends on them.
 
     Attributes:
         is_constrained: whether there is a constraint.
-        is_checked: whether the token with the largest logit is chosen without a mask, and then compared with the
-            constraint, which usually allows the token, so that no mask is computed. True for greedy sampling with a
-            constraint, without bias, penalties, processors and log-probabilities (`TokenLogprobs.allowed` needs the
-            mask), on an eager backend (on a lazy one, the id is known only later).
+        is_checked: whether the token is first chosen without a mask. A mask is then computed only if the constraint
+            does not allow this token, which is rare. True for greedy sampling with a constraint on an eager backend,
+            if there are no biases, penalties, processors and log-probabilities (`TokenLogprobs.allowed` needs the
+            mask). A lazy backend would have to wait for the token's id.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class Sampler:
         return Draw(sampling, [*prompt, *answer], u, len(prompt))
 
     def redraw(self, token: Token) -> Draw | None:
-        """Return the inputs for choosing again with the mask, if the constraint forbids a token; otherwise None.
+        """Return the inputs for choosing again, with the mask, if the token was chosen without it and is forbidden.
 
-        Also return None if the token was chosen with the mask, see `is_checked`.
+        Otherwise return None.
 
         Raises:
             ConstraintError: the constraint allows no token.
@@ -195,7 +195,7 @@ class Sampler:
         sampling = self._sampling
         if self._logprobs or sampling.repetition_penalty != 1 or sampling.has_penalties or sampling.logit_bias:
             return None
-        if self._matcher is not None or self.processors is not None:  # they may forbid all of the largest logits
+        if self._matcher is not None or self.processors is not None:  # they may forbid every token with a large logit
             return None
         return 1 if sampling.is_greedy else sampling.top_k
 
@@ -235,7 +235,7 @@ class Sampler:
 
 
 def best_of(samplers: Sequence[Sampler]) -> int | None:
-    """Return the number of largest logits that the samplers need; None if one needs all, or without samplers."""
+    """Return the number of largest logits that the samplers need; None if one needs all, or if there are none."""
     needs = [sampler.best for sampler in samplers]
     known = [n for n in needs if n is not None]
     return max(known) if known and len(known) == len(needs) else None
@@ -269,10 +269,11 @@ class Processors:
         return cls(options.processors, options.sampler) if has_any else None
 
     def __call__(self, ids: Sequence[int], logits: np.ndarray, mask: NDArray[np.bool_] | None = None) -> np.ndarray:
-        """Return the logits (V,) from which the token is drawn: the result of the last processor.
+        """Return the logits (V,) from which the token is drawn, after all processors and the sampler function.
 
         A processor must leave a finite logit for at least one token that the constraint's mask (V,) allows. A sampler
-        function gets logits to which the mask has been applied. Then only its token has a finite logit in the result.
+        function gets logits to which the mask has been applied, and returns a token. If there is a sampler function,
+        only this token has a finite logit in the result.
 
         Raises:
             ProcessorError: a function has failed, or has not returned logits or a token.

@@ -2,16 +2,17 @@
 
 A step runs one forward pass. The pass computes the next token of every answer that is being generated, and runs chunks
 of prompts. While answers are being generated, a pass has few tokens of prompts, so that no answer waits long for the
-prompt of another request. Requests are admitted in their order of arrival, when a slot and the pages for their prompt
-are free. When the pages of the KV cache run out, cached prefixes that no sequence uses are evicted. If this is not
-enough, the newest sequence is preempted: its pages are freed, and it is computed again later. The tokens of a sequence
-do not depend on any of this, see docs/exactness.md.
+prompt of another request. Requests are admitted in their order of arrival, when a slot (the place of a running answer)
+and the pages for their prompt are free. When the pages of the KV cache run out, cached prefixes that no sequence uses
+are evicted. If this is not enough, the newest sequence is preempted: its pages are freed, and it is computed again
+later. The tokens of a sequence do not depend on any of this, see docs/exactness.md.
 
-Without a KV cache (`--no-kv`), all tokens of a sequence are marked as unread after each new token, so each pass runs
-whole sequences again. With a `Speculation`, a pass may also run proposed next tokens of a sequence (`speculation.py`).
+Without a KV cache (`--no-kv`), all tokens of a sequence are marked as unread (to be run) after each new token, so each
+pass runs whole sequences again. With a `Speculation`, a pass may also run proposed next tokens of a sequence
+(`speculation.py`).
 
 The scheduler's decisions depend only on the order of calls, with two exceptions: the number of proposed tokens depends
-on measured times, and a prefix cache on disk reads its files.
+on measured times, and with a prefix cache on disk, the cached prefixes depend on its files.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class StepOutput(NamedTuple):
         n_decode: number of tokens of answers that the passes ran.
         n_prefill: number of tokens of prompts that the passes ran.
         nbytes: bytes of weights, keys and values that the passes read; 0 if the scheduler does not count them.
-        drafts: for each answer with proposed tokens: the drafter, and the numbers of proposed and of accepted tokens.
+        drafts: for each answer with proposed tokens, the name of the drafter and the numbers of proposed and accepted
+            tokens.
     """
 
     requests: abc.Sequence[Request] = ()
@@ -105,13 +107,13 @@ class Scheduler:
         self._model, self._traffic, self._clock = model, traffic, clock
         self.pool, self.prefix, self.slots = pool, prefix, slots
         self._keeps_kv = pool.stores.are_kept
-        # Layers with a window have pages only for passes of at most `longest_pass` tokens of a sequence.
+        # For layers with a window, the pool has pages only for passes of at most `longest_pass` tokens of a sequence.
         self._has_windows = any(window is not None for window in pool.windows)
         self._budget = min(budget, pool.longest_pass) if self._has_windows else budget
         self._shared_budget = min(self._budget, shared_budget)
         self._runner = ModelRunner(model, overlap=overlap and self._keeps_kv, clock=clock)
-        # The most rows that one pass computes for requests with a `RowReader`: `_read_budget` while no answer is being
-        # generated, `_shared_read_budget` while one is.
+        # The largest number of rows that one pass computes for requests with a `RowReader`: `_read_budget` while no
+        # answer is being generated, `_shared_read_budget` while one is.
         most = max(1, MOST_BYTES // (4 * int(model.config.vocab_size)))
         self._read_budget, self._shared_read_budget = most, min(most, max(1, self._shared_budget // 2))
         if not self._keeps_kv:  # every pass runs whole sequences, so the budget must not cut them
@@ -144,7 +146,7 @@ class Scheduler:
         """Append a request to the queue.
 
         Raises:
-            ContextLengthError: the request needs more pages than the whole pool has.
+            ContextLengthError: the answers of the request may need more tokens than the whole pool has room for.
             ValueError: the request asks for more answers than there are slots, or for several without a KV cache.
             RuntimeError: an earlier step was interrupted.
         """
@@ -176,7 +178,7 @@ class Scheduler:
         self._stamp_end(request)
 
     def leave(self, request: Request) -> None:
-        """Cancel a request now, or after the running step. The garbage collector may call this during a step."""
+        """Cancel a request; if a step is running, after the step. The garbage collector may call this during a step."""
         self._left.append(request)
         while self._left and not self._is_stepping:
             self.cancel(self._left.popleft())
@@ -185,7 +187,7 @@ class Scheduler:
         """Run one step: admit requests, run a forward pass, and append the tokens to the outputs of their requests.
 
         If the submission of a pass fails, the passes in flight (submitted, but not settled) are settled, and the pass
-        is submitted again. If the submission fails while no pass is in flight, each sequence is run in a pass of its
+        is submitted again. If a submission fails while no pass is in flight, each sequence is run in a pass of its
         own, and a request ends with the error if its own pass fails. If a pass fails while it is settled, the requests
         of all passes in flight end with the error. A request whose logits are not finite also ends with an error. An
         interrupted step (KeyboardInterrupt) may leave the scheduler inconsistent. The scheduler then refuses further
@@ -267,7 +269,7 @@ class Scheduler:
                 first.request.times.admitted = self._clock()
 
     def _schedule(self, only: Sequence | None = None) -> list[ScheduledChunk]:
-        """Return the chunks of the next pass, of `only` or of all sequences, once the pages for them are free.
+        """Return the chunks of the next pass, for all sequences or only for `only`.
 
         If too few pages are free, evict unused prefixes. If this is not enough, and passes are in flight, return no
         chunks: the tokens of these passes may end a sequence, which frees its pages. If no pass is in flight, preempt
@@ -403,7 +405,7 @@ class Scheduler:
             sequence = chunk.sequence
             request, kv, has_states = sequence.request, sequence.kv, self.pool.states.n_slots > 0
             # If only whole pages are reused, or prefixes are kept on disk, reuse needs recurrent states at page
-            # boundaries. So keep the states at the boundaries inside the answer.
+            # boundaries. So insert the sequence when its answer reaches such a boundary.
             on_page = kv.length % self.pool.page < (chunk.n if chunk.proposed else 1)
             at_page = (prefix.whole_pages or prefix.disk is not None) and on_page
             if sequence.output.token_ids and at_page and has_states:
@@ -502,7 +504,7 @@ class Scheduler:
         """End the requests for hidden states whose prompts have been run."""
         for chunk in done.chunks:
             sequence = chunk.sequence
-            # Compare the committed length: the last pass of the prompt may be in flight, and not settled yet.
+            # The last pass of the prompt may still be in flight, so compare the committed length.
             has_run = sequence.kv.length == len(sequence.request.prompt_ids)
             if sequence.request.is_hidden and sequence.request.error is None and has_run:
                 if sequence.request.times.first_token is None:
