@@ -2,18 +2,19 @@
 
 A drafter proposes the next ids of a sequence. The pass runs the answer's newest token, then the proposed ids, and
 computes a row of logits for each. The scheduler chooses tokens as it would without proposals, each from the row of the
-token before, until a chosen token differs from the proposed one. This chosen token is the next token of the answer, and
-the keys, values and states of the remaining proposals are discarded. So no answer depends on proposals if the bits of a
-row do not depend on the other rows of its pass (`fixes_rows`).
+token before, until a chosen token differs from the proposed one. This chosen token is the next token of the answer. The
+keys, values and states of the wrong proposal and of all later proposals are discarded. So no answer depends on
+proposals if the bits of a row do not depend on the other rows of its pass (`fixes_rows`).
 
 The number of proposed tokens is chosen for each pass, so that the expected number of tokens per second is highest. The
 estimate uses the measured time of passes by their number of rows, and the share of earlier proposals that were right.
 The first proposed token is compared with the next token of the answer even if no pass has run the proposal, so the
 share is known before a wrong proposal costs time. Each sequence has a budget in tokens: accepted tokens are added, and
-the time that proposals cost is subtracted. When the budget is used up, nothing is proposed.
+the number of tokens that a plain pass would have given in the time of the proposals is subtracted. When the budget is
+used up, nothing is proposed.
 
-Lookup in earlier text (`lookup.py`) takes hardly any time. A drafter with passes of its own (`draft.py`, `mtp.py`)
-proposes tokens only for sequences for which its proposals are more likely to be right than those of lookup.
+Lookup in earlier text (`lookup.py`) takes hardly any time. A *pass drafter* (`draft.py`, `mtp.py`) runs forward passes
+to propose tokens. It is called only for sequences in which its proposals are more likely to be right than lookup's.
 """
 
 from __future__ import annotations
@@ -42,47 +43,48 @@ from mlx_engine.weights.model import Model
 # with proposed tokens. Up to 32 rows, all layers run in one call of the CPU kernels.
 MOST, MOST_ROWS = 15, 32
 # The share of right proposals is counted separately for each kind of evidence. Lookup has a kind per range of match
-# lengths; each number of LENGTHS, in ids, begins a range. KINDS has a kind for each drafter with passes of its own.
-# PRIOR is the share of each kind that is assumed before any proposals are counted.
+# lengths; each number of LENGTHS, in ids, begins a range. KINDS maps the name of each pass drafter to its kind. PRIOR
+# has the share that is assumed for each kind before any proposals are counted.
 LENGTHS = (1, 3, 4, 6, 9, 16)
 KINDS = {DRAFT: len(LENGTHS), MTP: len(LENGTHS) + 1}
 PRIOR = (0.15, 0.3, 0.5, 0.65, 0.8, 0.9, 0.6, 0.7)
-# The estimate of the share in all sequences counts PRIOR like WEIGHT proposals. The estimate of the share in one
-# sequence counts the share in all sequences like SHARED_WEIGHT proposals; with a small SHARED_WEIGHT, estimates from
-# few proposals would scatter. After LATEST proposals, the counts are halved, so that later proposals count more.
+# In the estimate of the share in all sequences, PRIOR counts as much as WEIGHT proposals. In the estimate of the share
+# in one sequence, the share in all sequences counts as much as SHARED_WEIGHT proposals; with a small SHARED_WEIGHT,
+# estimates from few proposals would scatter. After LATEST proposals, the counts are halved, so that later ones count
+# more.
 WEIGHT, SHARED_WEIGHT, LATEST = 4.0, 32.0, 128
 # The budget of a sequence, in tokens (`Draft.budget`): its value at the start, and the amount that each token of the
-# answer adds. MOST_SAVED is the largest value of `Draft.account`, the part that proposals have gained.
+# answer adds. MOST_SAVED is the largest value of `Draft.account`, the net gain of proposals.
 START, PER_TOKEN, MOST_SAVED = 0.75, 0.003, 8.0
 # The trust in the proposals of a sequence is a number of tokens, at most MOST_TRUST, that is added to its budget. A
-# right first token adds TRUST, and a wrong one takes DOUBT away. Without trust, a wrong proposal at the start of an
-# answer that repeats its prompt would prevent proposals for fifty tokens. With eight requests at once, a proposed token
-# costs about half a token; with a smaller MOST_TRUST, a few wrong proposals would then stop the proposals of a sequence
-# although nine of ten are right.
+# right first token adds TRUST, and a wrong first token subtracts DOUBT. Without trust, a wrong proposal at the start of
+# an answer that repeats its prompt would prevent proposals for fifty tokens. With eight requests at once, a proposed
+# token costs about half a token. So with a smaller MOST_TRUST, a few wrong proposals would stop the proposals of a
+# sequence in which nine of ten are right.
 MOST_TRUST, TRUST, DOUBT = 4.0, 0.4, 0.8
-# The expected rate with proposals must be higher by this factor than the rate without.
+# Tokens are proposed only if the expected tokens per second are more than MARGIN times those without proposals.
 MARGIN = 1.05
 # After this many consecutive passes with proposals, a pass without proposals is run to measure its time.
 PLAIN_EACH = 128
-# On a lazy backend, a sequence can only get proposals after its last token has reached the host. It waits for this
-# token, which delays its next pass, if the probability of a right proposal is at least this.
+# On a lazy backend, a sequence can only get proposals after its last token has reached the host. If the probability of
+# a right proposal is at least PROMISING, the sequence waits for this token, which delays its next pass.
 PROMISING = 0.5
-# The assumed time of a pass (`_usual`), in units of a pass with one row: the time that each row up to the fourth adds,
-# and the time that each further row adds. CPU kernels multiply four rows in about the time of one row, because memory
+# The assumed time of a pass (`_usual`) is 1 for the first row, PER_ROW for each further row up to row FOURTH, and
+# PER_FURTHER_ROW for each row after it. CPU kernels multiply four rows in about the time of one row, because memory
 # bandwidth is the limit; with more rows, arithmetic is the limit.
 PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.18, 4
 # The curve of estimated times has a value for each number of rows below CURVE, and is computed again after RENEW new
-# measurements. A measured time is averaged with the earlier ones. Its weight is LONGER if it is longer than the average
-# so far, otherwise SHORTER.
+# measurements. A measured time is averaged with the earlier ones. The weight of the new time is LONGER if it is longer
+# than the average so far, otherwise SHORTER.
 CURVE, RENEW, LONGER, SHORTER = 2 * MOST_ROWS, 16, 0.1, 0.4
-# A token is proposed only if the probability that it is right is at least this.
+# A token is proposed only if the probability that it and all proposals before it are right is at least LEAST.
 LEAST = 0.1
-# The largest number of ids that a drafter reads in a step if it proposes for several answers; for one, LONGEST_PASS.
+# The largest number of ids that a pass drafter reads in a step with several answers; with one answer, LONGEST_PASS.
 SHARED = 64
 # For models with recurrent states: the number of slots for states of proposed tokens. It is small, because every slot
 # takes memory.
 MOST_STATES = 8
-# For models with fewer parameters, `auto` does not use lookup, because it would take 1 % of the time of their passes.
+# For models with fewer parameters, `auto` does not use lookup, because lookup would take 1 % of the time of a pass.
 FEWEST_PARAMETERS = 1 << 28
 
 
@@ -102,8 +104,7 @@ def fixes_rows(model: Model) -> bool:
 def use_of(model: Model, asked: str, n_parameters: int, own: abc.Sequence[str] = ()) -> Use:
     """Return whether tokens are proposed, and by which drafters.
 
-    `asked` is the value of the option `speculate`, and `own` has the names of the loaded drafters with passes of their
-    own.
+    `asked` is the value of the option `speculate`, and `own` has the names of the loaded pass drafters.
     """
     be = model.backend
     if asked == OFF:
@@ -126,7 +127,7 @@ def _why_no_lookup(model: Model, n_parameters: int) -> str:
     if model.is_shared:
         return "the cost of lookup on ranks has not been measured; --speculate lookup turns it on"
     if n_parameters < FEWEST_PARAMETERS:
-        return "passes of so small a model are too short; --speculate lookup turns it on"
+        return "this model's passes are too short to gain from lookup; --speculate lookup turns it on"
     return ""
 
 
@@ -137,7 +138,7 @@ class Drafter(Protocol):
         """Read new ids of the sequence's answer."""
 
     def propose(self, most: int) -> tuple[abc.Sequence[int], int]:
-        """Return at most `most` ids that may follow, and the evidence for them: the number of last ids that matched."""
+        """Return at most `most` ids that may follow, and the number of the sequence's last ids that matched."""
 
 
 class Drafters(Protocol):
@@ -151,15 +152,15 @@ class Drafters(Protocol):
 
 
 class PassDrafter(Protocol):
-    """Proposes tokens for several sequences in passes of its own.
+    """Proposes tokens for several sequences, by forward passes of a draft model or of an MTP layer.
 
     Attributes:
         name: a key of `KINDS`.
         most: the most tokens that the drafter proposes for a sequence at once.
-        costs: the time of a pass of the drafter by the number of sequences.
+        costs: the time of a pass of the drafter, by the number of sequences.
         share: the assumed time of a pass of the drafter, divided by the time of a pass of the model. It is used until
             `costs` has a measurement.
-        n_hidden: the number of last tokens of a sequence whose hidden states the drafter reads.
+        n_hidden: the drafter reads the hidden states of this many last tokens of a sequence.
     """
 
     name: str
@@ -174,7 +175,7 @@ class PassDrafter(Protocol):
         Args:
             wanted: the largest number of ids for each sequence.
             budget: the largest number of settled ids that this call reads, for all sequences together. A sequence gets
-                no proposed ids if some of its settled ids are still unread, or if there is no memory for it.
+                no proposed ids if some of its settled ids are still unread, or if the drafter lacks memory for it.
         """
 
     def release(self, sequence: Sequence) -> None:
@@ -271,16 +272,15 @@ class Draft:
     """The state of speculation in one sequence: its drafter, the ids to propose next, and its budget.
 
     Attributes:
-        drafter: the lookup in earlier text; None if only drafters with passes of their own propose tokens.
+        drafter: the lookup in earlier text; None if only pass drafters propose tokens.
         n_read: the number of ids of the answer that the drafter has read.
         ids: the proposed ids.
-        kind: the kind of the evidence for these ids: an index of `LENGTHS`, or a value of `KINDS`.
+        kind: the kind of evidence for these ids: an index of `LENGTHS`, or a value of `KINDS`.
         acceptance: how often proposals were right.
-        account: number of tokens that proposals have gained, minus the number that they have cost.
+        account: number of tokens that proposals have gained, minus the number of tokens that they have cost.
         trust: number of tokens that is added to the budget, because recent proposals were right.
-        under_way: three numbers of the last pass that ran proposals of this sequence: the number of rows that the
-            pass would have without proposals, the number of sequences that could get proposals, and the number of
-            proposed tokens planned for all of them.
+        under_way: three numbers of the last pass that ran proposals of this sequence: the rows that the pass would have
+            without proposals, the sequences that could get proposals, and the proposed tokens planned for all of these.
     """
 
     drafter: Drafter | None
@@ -306,7 +306,7 @@ class Speculation:
     """Proposes tokens for the sequences of one scheduler, and counts how many of them are right.
 
     Attributes:
-        n_hidden: the largest `n_hidden` of the drafters.
+        n_hidden: the largest `n_hidden` of the pass drafters.
         costs: the time of the model's passes.
         n_drafts: number of passes with proposed tokens, counted once for each sequence with proposals.
         n_proposed: number of proposed tokens that passes have run.
@@ -315,7 +315,7 @@ class Speculation:
     Args:
         drafters: makes the drafters that look in earlier text; None if lookup is not used.
         n_vocabulary: the model's vocabulary size; a proposal is cut before the first id that is not below this size.
-        passes: the drafters with passes of their own, the best first.
+        passes: the pass drafters, the best first.
         usual: the names of the drafters for requests whose option `speculate` is "auto"; None for all drafters.
     """
 
@@ -333,9 +333,9 @@ class Speculation:
         self.costs, self._acceptance = PassCosts(), Acceptance()
         self.n_drafts = self.n_proposed = self.n_accepted = 0
         self.n_hidden = max((drafter.n_hidden for drafter in self.passes), default=0)
-        # The seconds that drafters have taken since a pass of the model was last measured.
+        # The seconds that pass drafters have taken since a pass of the model was last measured.
         self._drafting = 0.0
-        # The number of passes with proposals since the last pass without.
+        # The number of passes with proposals since the last pass without proposals.
         self._n_since = 0
         self._failed = set[str]()
 
@@ -350,7 +350,7 @@ class Speculation:
         Args:
             chunks: all chunks of the pass.
             is_settled: returns whether the ids of all tokens of a sequence are on the host.
-            n_pages: number of pages that the pass takes without proposals, in each group of layers without a window.
+            n_pages: number of pages that the pass takes, without proposals, for the layers without a window.
         """
         n_since, self._n_since = self._n_since, 0
         asking = [chunk for chunk in chunks if _may_ask(chunk) and is_settled(chunk.sequence)]
@@ -435,7 +435,7 @@ class Speculation:
         return draft.acceptance.estimate(kind, self._acceptance.estimate(kind, PRIOR[kind]), SHARED_WEIGHT)
 
     def is_promising(self, sequence: Sequence) -> bool:
-        """Return whether a sequence should wait for its token, because a proposal after this token is likely right."""
+        """Return whether a sequence should wait for its last token to reach the host: a proposal is likely right."""
         draft = self.look(sequence)
         if len(draft.ids) > 1 and self.probability(draft) >= PROMISING:
             return True
@@ -455,11 +455,11 @@ class Speculation:
     def depths(
         self, drafter: PassDrafter, asking: abc.Sequence[tuple[Sequence, Draft]], n_sequences: int, n_rows: int
     ) -> list[int]:
-        """Return how many tokens a drafter should propose for each sequence, so that the tokens per second are highest.
+        """Return how many tokens a pass drafter should propose for each sequence, for the most tokens per second.
 
         Args:
-            drafter: the drafter.
-            asking: the sequences that have no better proposals.
+            drafter: the pass drafter.
+            asking: the sequences without better proposals, and their drafts.
             n_sequences: the number of sequences of the model's pass that may get proposals.
             n_rows: the number of rows of the model's pass without proposals.
         """
@@ -486,7 +486,7 @@ class Speculation:
     def _draft(
         self, drafter: PassDrafter, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int
     ) -> None:
-        """If a gain is expected, call a drafter for the sequences that have no proposals as likely to be right."""
+        """If a gain is expected, call a pass drafter for the sequences without proposals, or with less likely ones."""
         kind = KINDS[drafter.name]
         asking = [
             (chunk.sequence, draft)
@@ -518,7 +518,7 @@ class Speculation:
                 draft.account -= cost
 
     def measure(self, n_rows: int, seconds: float, *, is_decode: bool) -> None:
-        """Record the time of a step, minus the time of drafters, if all its rows continued answers (`is_decode`)."""
+        """If all rows of a step continued answers (`is_decode`), record its time, minus the time of pass drafters."""
         seconds, self._drafting = seconds - self._drafting, 0.0
         if is_decode and seconds > 0:
             self.costs.add(n_rows, seconds)
@@ -553,7 +553,7 @@ class Speculation:
         return [f"Speculation: {drafts}", *(f"  {line}" for line in (*rates, *costs))]
 
     def _stop(self, drafter: PassDrafter, sequences: abc.Iterable[Sequence], error: Exception) -> None:
-        """Stop using a drafter that has failed, and free the memory that it holds for these sequences."""
+        """Stop using a pass drafter that has failed, and free the memory that it holds for these sequences."""
         self._failed.add(drafter.name)
         warn(f"the drafter '{drafter.name}' has failed ({type(error).__name__}: {error}); it proposes no more tokens")
         for sequence in sequences:
@@ -568,7 +568,7 @@ class Speculation:
         return name in self._usual if asked == AUTO_SPECULATION else asked == name
 
     def _most_of(self, sequence: Sequence) -> int:
-        """Return the largest number of tokens to propose with which the answer cannot exceed its token limit."""
+        """Return how many tokens may be proposed: at most MOST, so that the answer cannot exceed its token limit."""
         return max(0, min(MOST, sequence.output.max_tokens - len(sequence.output.token_ids) - 1))
 
     def _count(self, draft: Draft, kind: int, *, is_right: bool) -> None:
@@ -582,7 +582,7 @@ class Speculation:
         return ids[: next(i for i, one in enumerate(ids) if not 0 <= one < self._n_vocabulary)]
 
     def _extra(self, n_rows: int, n_sequences: int, n: int) -> float:
-        """Return the cost of n more rows: the number of tokens that a pass's sequences would get in the added time."""
+        """Return the cost of n more rows: the tokens that passes without these rows would give in the added time."""
         return n_sequences * max(0.0, self.costs(n_rows + n) / self.costs(n_rows) - 1) if n_rows else 0.0
 
 
@@ -608,9 +608,9 @@ def append_choices(
     found: Mapping[Sequence, list[Token]],
     n_vocabulary: int,
 ) -> None:
-    """Append a token to the list in `found` of each row's sequence (`asking`), chosen from a drafter's logits.
+    """Choose a token from each row of a drafter's logits, and append it to the list of the row's sequence in `found`.
 
-    The logits are (R, `n_vocabulary`). Rows that are not finite are skipped.
+    The logits are (R, `n_vocabulary`), and `asking` has the sequence of each row. Rows that are not finite are skipped.
     """
     bad = be.bad_rows(logits, be.row_sums(logits))
     rows = [row for row in range(len(asking)) if row not in bad]
@@ -633,7 +633,7 @@ def speculation_of(counts: abc.Iterable[Mapping[str, abc.Sequence[int]]]) -> dic
 
 
 def _may_ask(chunk: ScheduledChunk) -> bool:
-    """Return whether a chunk runs one token of an answer, chooses the next one, and the limit allows more after it."""
+    """Return whether a chunk runs one token and chooses the next one, and the answer's limit allows more after that."""
     output = chunk.sequence.output
     goes_on = chunk.n == 1 and len(chunk.samplers) == 1 and not chunk.n_read and bool(output.token_ids)
     return goes_on and output.max_tokens - len(output.token_ids) > 1

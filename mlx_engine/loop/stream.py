@@ -1,8 +1,8 @@
 """Streams: iterators over the text of an answer, which run scheduler steps until the next piece of text is complete.
 
 `Engine.stream` returns a `Stream`, and `Engine.generate` reads one to its end. The timeout starts when the first piece
-is requested. It is checked after every step, that is after every token and every prompt chunk; a pass is not
-interrupted.
+is requested. It is checked after every step, that is after every token and every prompt chunk. It does not interrupt a
+pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mlx_engine.options import name_of
 
 Progress = Callable[[int, int], None]
 
-# A run is the generation of one answer. In a batch (`Engine.generate_batch`), these errors end only one run.
+# A run is the generation of one answer. In a batch (`Engine.generate_batch`), these errors end only the failed run.
 RunError: TypeAlias = NotFiniteError | ConstraintError | ProcessorError
 RUN_ERRORS = (NotFiniteError, ConstraintError, ProcessorError)
 
@@ -43,7 +43,7 @@ class Generation:
         metrics: times of the passes.
         finish_reason: "stop" after an end-of-text token, stop token or stop string, or when the constraint allows no
             more text; "length" at the token limit; "timeout" after the timeout; "error" if a run of a batch failed;
-            None while the run continues, and if it was closed before its end.
+            None if the run continues or was closed before its end.
         prompt_ids: the tokens of the prompt.
         logprobs: the log-probabilities of each new token; None if the options do not ask for them.
         prompt_logprobs: the log-probabilities of each token of the prompt after the first; None if the options do not
@@ -75,7 +75,7 @@ class Generation:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The decode rate: tokens after the first, per second of their passes; None without a second token."""
+        """The decode rate: tokens after the first, divided by the time of their passes; None without a second token."""
         return self.metrics.decode_tokens_per_second
 
     @property
@@ -106,8 +106,8 @@ class Generation:
 class Stream:
     """An iterator over pieces of text.
 
-    Several streams may share a scheduler: a step for one of them also continues the others. `progress`, if it is not
-    None, is called with (tokens done, tokens in total) during prefill.
+    Several streams may share a scheduler: a step for one stream also continues the other streams. If `progress` is not
+    None, it is called with (prompt tokens done, prompt tokens in total) during prefill.
     """
 
     def __init__(self, scheduler: Scheduler, request: Request, *, progress: Progress | None = None) -> None:
@@ -237,7 +237,7 @@ def drained(stream: Stream) -> Generation:
 
 
 def outcome(stream: Stream) -> Generation:
-    """Run a stream to its end and return the result; if a `RunError` ends it, the result so far and the error."""
+    """Run a stream to its end and return the result. If a `RunError` ends the stream, the result includes the error."""
     try:
         return drained(stream)
     except RUN_ERRORS as error:
@@ -317,7 +317,7 @@ class AsyncStream:
         return next(self._stream, None)
 
     def _leave(self) -> Future[None] | None:
-        """Ask the thread to end the run; return a future of the end, or None if an earlier call has already asked."""
+        """Ask the thread to end the run. Return a future that is done then; None if an earlier call has asked."""
         if self._is_closed:
             return None
         self._is_closed = True

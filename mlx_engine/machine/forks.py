@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Protocol, TypeVar
 
-# Seconds that a fork waits for all locks together. A thread holds a backend's lock during a whole forward pass.
+# Seconds that a fork waits for all locks together; long, because a thread holds a backend's lock for a whole pass.
 PATIENCE = 10.0
 
 
@@ -32,7 +32,7 @@ L = TypeVar("L", bound=Lock)
 
 # The registered locks, and for each whether it is an outer lock (see `kept_over_forks`).
 _locks: weakref.WeakKeyDictionary[Lock, bool] = weakref.WeakKeyDictionary()
-# In a forked process: locks that a thread of the parent still held after PATIENCE. They stay locked in this process.
+# In a child process: locks that a thread of the parent still held after PATIENCE. They stay locked in the child.
 abandoned: weakref.WeakSet[Lock] = weakref.WeakSet()
 _forking = threading.RLock()
 _acquired: list[Lock] = []

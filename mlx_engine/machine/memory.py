@@ -139,7 +139,7 @@ def release(read: np.ndarray, prepared: object) -> None:
     """Release the pages of a stored weight, `read`, unless the backend's weight, `prepared`, is a view of them.
 
     A stored weight that was converted is not read again, but its pages would count as this process's memory until the
-    end of loading: for bfloat16 weights that are converted to float32, half as many bytes as the float32 weights.
+    end of loading. If bfloat16 weights are converted to float32, these pages have half the bytes of the float32 ones.
     """
     file = _file_of(read)
     if file is not None and not is_view(prepared, read):
@@ -172,7 +172,10 @@ class MappedRange(NamedTuple):
 
 
 def mapped_range(array: np.ndarray) -> MappedRange | None:
-    """Return the range of the mapped file that an array is a view of; None if there is none, or its path is unknown."""
+    """Return the range of a mapped file of which an array is a view.
+
+    Return None if the array is no contiguous view of a mapped file, or if the file's path is unknown.
+    """
     file: Any = _file_of(array)
     if file is None or not hasattr(file, "path"):
         return None
@@ -182,8 +185,8 @@ def mapped_range(array: np.ndarray) -> MappedRange | None:
 def map_small_pages(view: np.ndarray) -> None:
     """Ask the system to map the file of a view in small pages.
 
-    Large pages (2 MiB) are mapped and dropped as a whole. If only some parts of a matrix are needed, dropping the other
-    parts would also drop needed parts in the same large pages, and the next pass would have to map these again.
+    Large pages (2 MiB) are mapped and released as a whole. If only some parts of a matrix are needed, releasing the
+    other parts would also release needed parts in the same large pages, and the next pass would map these again.
     """
     file = _file_of(view)
     if file is not None and hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -207,7 +210,7 @@ def read_ahead(views: Iterable[np.ndarray]) -> None:
 
 
 def release_rows(matrix: np.ndarray, rows: Iterable[int], row_bytes: int) -> None:
-    """Release the pages of a mapped matrix that were mapped when `rows` were read: of the rows, and around them."""
+    """Release the pages of a mapped matrix that the system mapped when `rows` were read, also those around the rows."""
     file = _file_of(matrix)
     if file is None:
         return
@@ -235,7 +238,7 @@ def _range(file: mmap.mmap, view: np.ndarray) -> tuple[int, int]:
 
 
 def _file_of(array: np.ndarray) -> mmap.mmap | None:
-    """Return the mapped file of which an array is a contiguous view; None if it is no such view."""
+    """Return the mapped file of which an array is a contiguous view; None if the array is no such view."""
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base

@@ -1,8 +1,8 @@
 """AFMoE, such as Trinity-Mini.
 
 Reference: Hugging Face transformers, models/afmoe. Differences from Qwen3-MoE: the outputs of attention and FFN are
-normed, too; attention has a gate; every fourth layer attends to all tokens and has no rotary embedding, the others have
-a window; the router chooses experts by the sum of a bias and the sigmoids of its logits; the output of the shared
+normed, too; attention has a gate; every fourth layer attends to all tokens and has no rotary embedding, the other
+layers have a window; the router chooses experts by the sigmoids of its logits plus a bias; the output of the shared
 experts is added without a gate; the first layers are dense; with `mup_enabled`, embeddings are multiplied by the square
 root of their width.
 """

@@ -1,8 +1,8 @@
 """Command R and Aya 23; Command R7B and Command A.
 
 Reference: Hugging Face transformers, models/cohere. Differences from Llama: attention and FFN read the same normed
-hidden states (a parallel block); layer norms without a bias; rotary pairs are (2j, 2j + 1); logits have a factor,
-`logit_scale`.
+hidden states (a parallel block); norms are layer norms without a bias; rotary pairs are (2j, 2j + 1); logits are
+multiplied by `logit_scale`.
 
 Reference of Command R7B and Command A: models/cohere2. Differences from Command R: every fourth layer attends to all
 tokens and has no rotary embedding; the other layers (local layers) have a window.
@@ -66,7 +66,7 @@ class LocalConfig(Config):
 
 LOCAL_TENSORS = {
     **TENSORS,
-    # Some folders have biases of norms, all 0.
+    # In some folders, norms have biases, all of them 0.
     "output_norm.bias": Row("model.norm.bias", "D", optional=True),
     "blk.*.attn_norm.bias": Row("model.layers.*.input_layernorm.bias", "D", optional=True),
 }

@@ -67,11 +67,11 @@ class Decoder(Model):
         """Build a model.
 
         Args:
-            config: the sizes of the model, at least hidden_size and vocab_size; norm_eps if there is no `output_norm`.
+            config: the sizes of the model: hidden_size, vocab_size and, if `output_norm` is None, norm_eps.
             parameters: the checkpoint's weights. If they have no matrix `output`, the embedding table is also the head.
             backend: runs the operations.
             layers: the parameters of all layers. The model keeps only the layers of this process's pipeline stage.
-            output_norm: the norm before the head; by default an RMS norm with the config's epsilon.
+            output_norm: the norm before the head; None for an RMS norm with the config's epsilon.
             logit_softcap: logits become `logit_softcap * tanh(logit / logit_softcap)`; None for no soft cap.
         """
         self.stage = parameters.stage or Stage(0, len(layers), len(layers))
@@ -82,19 +82,19 @@ class Decoder(Model):
         self.whole_kv_layers = _kv_layers(layers, backend.kv_type)
         self.logit_softcap = logit_softcap
         head = "output" if "output.weight" in parameters else "token_embd"
-        # A tied head may be converted to another type than the embedding table, so each is prepared separately: the
-        # table by the first stage, the head by the last.
+        # A tied head may be converted to another type than the embedding table, so they are prepared separately: the
+        # table by the first pipeline stage, the head by the last.
         self.token_embd = parameters.table("token_embd") if self.stage.is_first else parameters.elsewhere("token_embd")
         self.output = parameters.linear(head) if self.stage.is_last else Linear(head, parameters.elsewhere(head))
         self.run_on(backend)
 
     def run_on(self, backend: Backend) -> None:
-        """Use a backend, and compile the layers for it. Call it again after any change to the layers."""
+        """Use a backend, and compile the layers for it. Call `run_on` again after any change to the layers."""
         self.backend, self.program = backend, backend.compile(self.definition, self.width)
 
     @property
     def width(self) -> int:
-        """The width of the first layer's input: D, plus the width of the per-layer inputs and of the adapter masks."""
+        """The width of the first layer's input: D, plus the widths of per-layer inputs and adapter masks, if any."""
         return self._masked[1] or self._masked[0]
 
     @property
@@ -169,9 +169,9 @@ class NextToken(ExtraLayer):
 
     The normed embedding of a token and the normed hidden state of the previous token are concatenated and projected to
     width D. Then a decoder layer and a norm follow. The embedding table is the model's. The head is the first
-    `n_vocabulary` rows of the model's head, because the whole head of a small model takes longer than the layer. These
-    are the frequent tokens, because byte-level BPE numbers tokens in order of frequency. FR-Spec (arXiv 2502.14856)
-    does the same.
+    `n_vocabulary` rows of the model's head, because the whole head of a small model takes longer than the layer. The
+    first rows belong to frequent tokens, because byte-level BPE numbers tokens in order of frequency. FR-Spec (arXiv
+    2502.14856) also uses a head for frequent tokens only.
     """
 
     def __init__(
@@ -199,10 +199,11 @@ class NextToken(ExtraLayer):
 
 
 def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
-    """Return what each layer caches, without the last layers if these have `SharedAttention`, which caches nothing.
+    """Return what each layer caches. Layers with `SharedAttention`, the last ones, cache nothing and are left out.
 
     Raises:
         OptionError: keys and values of type `type_` have blocks of 32 elements, but the head dim is no multiple of 32.
+        TypeError: a layer has other branches than one token mixer, or attention and one Mamba2 mixer.
     """
     kept: list[CacheLayer] = []
     for layer in layers:

@@ -52,7 +52,7 @@ LATENT_EPS = 1e-6
 
 
 class Mscale(Setting):
-    """YaRN's `mscale_all_dim`, from which a factor of attention scores is computed. GGUF files have a tenth of it."""
+    """YaRN's `mscale_all_dim`: attention scores have a factor that depends on it. GGUF files have a tenth of it."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> float:
         if naming == "gguf":
@@ -95,8 +95,9 @@ ROTARY = Rotary(rules=("yarn",))
 class OfHead(Setting):
     """The setting of a head's size: the number of key elements without rotary embedding, or of value elements.
 
-    GGUF files have a head's sizes in `attention.key_length_mla` and `attention.value_length_mla`, and the sizes of the
-    cached latent in the keys without `_mla`. Older files have a head's sizes in the keys without `_mla`.
+    GGUF files have a head's sizes in `attention.key_length_mla`, which includes rotated elements, and
+    `attention.value_length_mla`. They have the sizes of the cached latent in the keys without `_mla`. Older files have
+    no keys with `_mla`, and a head's sizes in the keys without it.
 
     Attributes:
         part: "key" or "value".
@@ -127,7 +128,7 @@ class OfHead(Setting):
 class DenseLayers(Setting):
     """The setting of the number of dense layers, which are the first layers.
 
-    config.json may instead list each layer's kind. `usual` is the number if config.json has neither.
+    config.json has this number or a list of each layer's kind. `usual` is the number if config.json has neither.
     """
 
     usual: Any = REQUIRED
@@ -149,7 +150,7 @@ class DenseLayers(Setting):
 
 
 def one_or_all(s: Settings, key: str, config: Any) -> None:
-    """Check that there are as many KV heads as query heads; GGUF files may have 1, because heads share the latent."""
+    """Check that there are as many KV heads as query heads, or, in GGUF files, 1, because heads share the latent."""
     s.expect(key, 1 if key.startswith("attention.") else config.n_heads, config.n_heads)
 
 
@@ -159,7 +160,7 @@ class Latent(ConfigBase):
 
     Attributes:
         is_interleaved: whether rotary pairs are the rows (2j, 2j + 1) in files.
-        is_joined: whether all GGUF files have one tensor with the projections of the latent to keys and to values.
+        is_joined: whether every GGUF file has the projections of the latent to keys and to values in one tensor.
     """
 
     is_interleaved: ClassVar[bool] = True
@@ -179,7 +180,7 @@ class Latent(ConfigBase):
     nope_dim: int = declared(OfHead("key", "qk_nope_head_dim"))
     value_dim: int = declared(OfHead("value", "v_head_dim"))
     mscale: float = declared(Mscale())
-    rope: Rotation = declared(ROTARY)  # noqa: RUF009 - not a dataclass of its own
+    rope: Rotation = declared(ROTARY)  # noqa: RUF009 - `declared` returns a dataclass field
 
     @property
     def head_dim(self) -> int:
@@ -188,7 +189,7 @@ class Latent(ConfigBase):
 
     @property
     def rotary_dim(self) -> int:
-        """Equal to `head_dim`, so that the tensor table does not reorder rotary pairs: `latent_tensors` does."""
+        """Equal to `head_dim`, so that the tensor table does not reorder rotary pairs; `latent_tensors` does."""
         return self.head_dim
 
     @property

@@ -49,7 +49,7 @@ def shared_size(s: Settings, key: str, config: Any) -> None:
 
 
 def to_the_end(s: Settings, key: str, config: Any) -> None:
-    """Check that the last layer with experts is the last layer; -1 means the same."""
+    """Check that the last layer with experts is the last layer of the model. The value -1 means this layer, too."""
     s.expect(key, -1, config.n_layers - 1)
 
 
@@ -71,8 +71,8 @@ class MoeConfig(Routed, Config):
             "expert_shared_feed_forward_length": shared_size,
         },
         hf={"hidden_act": "silu", "use_bias": False, "moe_layer_interval": 1, "moe_layer_end_index": to_the_end},
-        # The router's weights are divided by their sum, or by `moe_norm_min` (1e-12) if this is larger; the sum is
-        # always larger. The other keys are settings of training.
+        # `moe_norm_min` (1e-12) is a lower bound of the sum by which the weights of a token's experts are divided. The
+        # sum is always larger. The other keys are settings of training.
         harmless=(
             "moe_norm_min", "moe_capacity", "moe_gate", "moe_use_aux_free", "output_router_logits",
             "router_aux_loss_coef",

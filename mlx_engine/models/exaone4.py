@@ -2,7 +2,8 @@
 
 Paper: "EXAONE 4.0", arXiv 2507.11407. Reference: Hugging Face transformers, models/exaone4. Differences from Llama: the
 outputs of attention and FFN are normed, not their inputs; heads of queries and keys are normed; in models with a
-sliding window, every fourth layer attends to all tokens and has no rotary embedding, the others are local.
+sliding window, every fourth layer attends to all tokens and has no rotary embedding, and the other layers (local
+layers) have the window.
 
 Reference of the mixtures: models/exaone_moe. Differences from the dense models: the inputs of attention and FFN are
 normed, not their outputs; the router chooses experts by the sigmoids of its logits plus a bias, among the experts of
@@ -27,7 +28,7 @@ class Config(llama.Config):
     only_local_rope: ClassVar[bool] = True
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
     rope: Rotation = rotation(rules=EVERY_RULE)
-    # Tokens of local layers attend to the last `window` tokens; 0 means that no layer is local.
+    # In local layers, tokens attend to the last `window` tokens. If `window` is 0, no layer is local.
     window: int = whole_or_zero(("attention.sliding_window", 0), ("sliding_window", 0))
     is_local: tuple[bool, ...] = layer_kinds(4, flags={"gguf": "attention.sliding_window_pattern"}, if_window=True)
 

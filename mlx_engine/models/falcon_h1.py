@@ -2,7 +2,7 @@
 
 Paper: "Falcon-H1", arXiv 2507.22448. Reference: Hugging Face transformers, models/falcon_h1. Both mixers read the same
 normed hidden states, and both outputs are added to the hidden states. config.json has multipliers of activations (from
-the parametrization muP). GGUF files have no multipliers, because their weights contain them. In folders of mlx-lm the
+the parametrization muP). GGUF files have no multipliers, because their weights contain them. In folders of mlx-lm, the
 weights contain most multipliers (`as_mlx_has_them`).
 """
 
@@ -34,7 +34,7 @@ GGUF_ARCHITECTURE = "falcon-h1"
 
 @dataclass(frozen=True)
 class Multipliers(Setting):
-    """The setting of n multipliers: a number (n = 1) or a list of n numbers in config.json; all are 1 in GGUF files."""
+    """The setting of n multipliers: in config.json a number (n = 1) or a list of n numbers; 1 for GGUF files."""
 
     hf: str
     n: int = 1
@@ -136,9 +136,9 @@ class Model(Decoder):
 
     - The weights of a mixer's convolution contain the multipliers of x, B and C.
     - The weights of the last norm contain the multiplier of the logits.
-    - The scale of attention scores contains `keys`, and `attention_in` twice: of queries and of keys. This is possible
+    - The scale of attention scores contains `keys`, and `attention_in` twice, for queries and keys. This is possible
       because rotary embedding is linear.
-    - The scale of attention's output contains `attention_in`, of values.
+    - The scale of attention's output contains `attention_in` for values.
     """
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
@@ -196,5 +196,5 @@ def plan(checkpoint: Checkpoint) -> Plan:
         found = tensors(config, table(config, checkpoint), "absent" if is_tied else "required")
         made = replace(made, config=config, tensors=found)
     # With a tied head, a GGUF file has one table for embeddings and head, which cannot contain the multipliers of both.
-    # Then no multiplier is in tensors, and the conversion to GGUF is refused unless all multipliers are 1.
+    # So no multiplier is written into tensors, and the conversion to GGUF is refused unless all multipliers are 1.
     return replace(made, in_tensors=() if is_tied else MULTIPLIERS)

@@ -2,7 +2,7 @@
 
 Paper: "Gemma: Open Models Based on Gemini Research and Technology", arXiv 2403.08295. Reference: Hugging Face
 transformers, models/gemma. Differences from Llama: embeddings are scaled by the square root of the hidden size; folders
-store norm weights minus 1; the gate has GELU; the head is tied to the embedding table.
+store norm weights minus 1; the gate's activation is GELU; the head is tied to the embedding table.
 """
 
 from __future__ import annotations

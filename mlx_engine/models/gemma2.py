@@ -26,7 +26,7 @@ from mlx_engine.weights.model import Architecture
 from mlx_engine.weights.plan import Plan
 from mlx_engine.weights.table import Table, tensors
 
-# Every second layer, beginning with the second, is global. The others are local.
+# Every second layer, beginning with the second layer, is global (attends to all tokens). The other layers are local.
 PATTERN = 2
 # The number of layers of the 27B model, whose attention scale differs; see `gemma3.LAYERS_OF_27B`.
 LAYERS_OF_27B = 46
@@ -46,8 +46,8 @@ class SoftCap(Setting):
         return s.number_or_none(self.key, self.usual)
 
     def to_gguf(self, value: float | None) -> Mapping[str, object]:
-        # A missing key means the default soft cap. So the writer raises an error for a model without a soft cap: the
-        # settings of the new file differ from the model's.
+        # A GGUF file without the key has the default soft cap. So for a model without a soft cap, the writer raises an
+        # error: it finds that the settings of the new file differ from the model's.
         return {} if value is None else {self.key: value}
 
     def to_hf(self, value: float | None, config: Any) -> Mapping[str, object]:

@@ -3,8 +3,8 @@
 Paper: "Gemma 3 Technical Report", arXiv 2503.19786. Reference: Hugging Face transformers, models/gemma3. Differences
 from Llama: the outputs of attention and FFN are normed, too; queries and keys are normed per head; most layers have
 sliding-window attention (local layers), the others attend to all tokens (global layers), and the two kinds have
-different RoPE bases; the gate has GELU; embeddings are scaled by the square root of the hidden size; the head is tied
-to the embedding table.
+different RoPE bases; the gate's activation is GELU; embeddings are scaled by the square root of the hidden size; the
+head is tied to the embedding table.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ STEMS = ("model.", "language_model.model.", "model.language_model.")
 class AttentionScale(Setting):
     """The setting of the attention scale. config.json has `query_pre_attn_scalar`, which is `scale**-2`.
 
-    No GGUF key is written, because llama.cpp reads none for Gemma. Instead, GGUF files contain the query weights (Gemma
-    2) or the norm of queries (Gemma 3) times `scale_factor`, which `plan` sets as `Row.times`.
+    No GGUF key is written, because llama.cpp reads none for Gemma. Instead, the query weights (Gemma 2) or the norm
+    weights of queries (Gemma 3) are multiplied by `scale_factor` in GGUF files: `plan` sets `Row.times`.
     """
 
     layers_of_27b: int
@@ -119,7 +119,7 @@ class Config(Sizes):
     )
     attention_scale: float = declared(AttentionScale(LAYERS_OF_27B))
     window: int = whole("attention.sliding_window", ("sliding_window", 4096))
-    # llama.cpp only supports that every n-th layer is global.
+    # llama.cpp reads an interval: every n-th layer is global.
     is_local: tuple[bool, ...] = layer_kinds(PATTERN, interval=PATTERN_KEYS)
 
     expected = Expected(
@@ -136,7 +136,7 @@ class Config(Sizes):
     )
 
 
-# Transformers stores norm weights minus 1; GGUF files store the norm weights.
+# Folders store norm weights minus 1; GGUF files store the norm weights.
 TENSORS = {
     "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
     "output_norm.weight": Row("model.norm.weight", "D", plus=1.0),

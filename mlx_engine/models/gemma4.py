@@ -2,8 +2,9 @@
 
 Reference: Hugging Face transformers, models/gemma4. Differences from Gemma 3:
 
-- global layers have another head dim, and perhaps another number of KV heads, than local layers; RoPE rotates a part of
-  each head of a global layer; with `attention_k_eq_v`, global layers have one projection for keys and values;
+- global layers (which attend to all tokens) have another head dim than local layers, and may have another number of KV
+  heads; RoPE rotates a part of each head of a global layer; with `attention_k_eq_v`, global layers have one projection
+  for keys and values;
 - values are normed per head, without a weight; attention scores have the scale 1; logits have a soft cap;
 - the last `num_kv_shared_layers` layers compute no keys and values: they attend to the keys and values of the last
   layer of the same kind (local or global) that computes keys and values;
@@ -74,7 +75,7 @@ PATTERN = 6
 AROUND_TEXT = {
     *HARMLESS, "audio_config", "vision_config", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index",
     "eoi_token_id", "image_token_id", "video_token_id", "audio_token_id", "tie_word_embeddings",
-    "vision_soft_tokens_per_image", "vocab_size",  # repeats that of `text_config`; mlx-lm reads it here
+    "vision_soft_tokens_per_image", "vocab_size",  # repeats `vocab_size` of `text_config`; mlx-lm reads it here
 }  # fmt: skip
 # Tensors with these parts in their names belong to the encoders of images and audio, which are not read.
 NOT_TEXT = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
@@ -83,8 +84,9 @@ NOT_ROTATED = 1e30
 
 # ---- arrays with a value per layer in GGUF files, where config.json has one value per kind of layer ----
 # Reference: llama.cpp, src/models/gemma4.cpp. `flat` replaces the array of KV heads by one number for local and one for
-# global layers, and the array of FFN sizes by the first size and a flag; `arrays` does the opposite. Files do not say
-# whether keys and values are one projection; like llama.cpp, `flat` derives this from the tensors.
+# global layers, and the array of FFN sizes by the first size and a flag (whether layers that share keys and values have
+# twice this size); `arrays` restores the arrays. GGUF files do not say whether keys and values are one projection; like
+# llama.cpp, `flat` derives this from the tensors.
 
 FFN, KV_HEADS, SHARED = "feed_forward_length", "attention.head_count_kv", "attention.shared_kv_layers"
 IS_LOCAL = "attention.sliding_window_pattern"
@@ -183,7 +185,7 @@ class GlobalSize(Setting):
         layers = s.mapping("per_layer_config")
         if layers is None:
             found = s.whole(self.key, usual)
-            # Like transformers, ignore the number of KV heads of global layers without `attention_k_eq_v`.
+            # Without `attention_k_eq_v`, transformers ignores the number of KV heads of global layers.
             return found if self.each == "head_dim" or known.k_is_v else local
         s.whole_or_none(self.key, None)
         sizes = {}
@@ -209,7 +211,8 @@ class GlobalSize(Setting):
 class ExpertSize(Setting):
     """The setting of a size of the mixture of experts; `is_count` means that the size is the number of experts.
 
-    In config.json, `enable_moe_block` says whether there are experts. If not, the key is checked, but not used.
+    In config.json, `enable_moe_block` says whether there are experts. If there are none, the size is checked, then
+    ignored.
     """
 
     gguf: str
@@ -295,7 +298,7 @@ class Config(ConfigBase):
 
     @property
     def first_shared(self) -> int:
-        """The first layer without keys and values of its own."""
+        """The index of the first layer that reads the keys and values of an earlier layer; n_layers if none does."""
         return self.n_layers - self.n_shared
 
     def shares(self, i: int) -> int | None:
@@ -348,7 +351,7 @@ def table(config: Config, stem: str = gemma3.STEMS[0]) -> dict[str, Row]:
 
 
 def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) -> Plan:
-    """Return the plan of a table's tensors. Tensors that `_absent` names are not read if the file has them."""
+    """Return the plan of a table's tensors. If the file has tensors that `_absent` names, they are not read."""
     is_gguf = bool(more)
     outside = {name: row for name, row in table.items() if "*" not in name}
     made = [*tensors(config, outside, "optional" if is_gguf else "absent"), *more]
@@ -482,5 +485,5 @@ def read(s: Settings, naming: Naming = "hf", n_embeddings: int = 1) -> Config:
         raise s.error("top_k_experts", f"at most the number of experts, {config.n_experts}", config.n_experts_used)
     own = config.is_local[: max(0, config.first_shared)]
     if set(own) != set(config.is_local):
-        raise s.error("num_kv_shared_layers", "earlier layers of each kind with keys and values", config.n_shared)
+        raise s.error("num_kv_shared_layers", "less, so that each kind of layer has keys and values", config.n_shared)
     return config

@@ -1,8 +1,8 @@
 """GPT-2; StarCoder and SantaCoder.
 
 Paper: "Language Models are Unsupervised Multitask Learners", Radford et al., 2019. Reference: Hugging Face
-transformers, models/gpt2. Differences from Llama: learned position embeddings are added to the token embeddings; layer
-norms in place of RMS norms; the linear layers of a block have biases; the FFN has no gate, and its activation is GELU.
+transformers, models/gpt2. Differences from Llama: learned position embeddings are added to the token embeddings; norms
+are layer norms; the linear layers of a block have biases; the FFN has no gate, and its activation is GELU.
 
 Paper of StarCoder: "StarCoder: may the source be with you!", arXiv 2305.06161. Reference: models/gpt_bigcode.
 Difference from GPT-2: multi-query attention, in which all query heads share one KV head.
@@ -102,10 +102,11 @@ class Model(Decoder):
 
 
 def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, transposed: bool = True) -> Plan:
-    """Return the plan. `transposed`: published folders have matrices as (in, out), as in transformers' Conv1D."""
+    """Return the plan. With `transposed`, published folders have matrices as (in, out), like transformers' Conv1D."""
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=True)
-    # Folders without a head (`GPT2Model`) have no prefix. mlx-lm writes the prefix "model." and matrices (out, in).
+    # In folders without a head (`GPT2Model`), names have no prefix. mlx-lm writes the prefix "model.", and matrices as
+    # (out, in).
     stem = next((stem for stem in STEMS if f"{stem}wte.weight" in checkpoint.shapes), STEMS[0])
     table = "token_embd.weight" if checkpoint.naming == "gguf" else f"{stem}wte.weight"
     config = padded(config_type.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, table)

@@ -175,7 +175,7 @@ def test_where_tokens_are_proposed():
     assert use_of(model(), "auto", large) == (True, "lookup", ("lookup",))
     assert use_of(model(), "auto", large, ["draft"]).names == ("lookup", "draft")
     assert use_of(model(), "auto", large - 1, ["draft"]) == (True, "draft", ("draft",))
-    assert use_of(model(), "auto", large - 1).why.startswith("off: passes of so small a model")
+    assert use_of(model(), "auto", large - 1).why.startswith("off: this model's passes are too short")
     assert "on mlx the bits" in use_of(model("mlx", fixes_bits=False, lazy=True), "auto", large).why
     assert use_of(model("metal", lazy=True), "auto", large).is_on
     assert "a token may differ" in use_of(model("mlx", fixes_bits=False), "auto", 1, ["draft"]).why
