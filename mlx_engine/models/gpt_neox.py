@@ -1,8 +1,8 @@
 """GPT-NeoX 20B and Pythia.
 
 Paper: "GPT-NeoX-20B", arXiv 2204.06745. Reference: Hugging Face transformers, models/gpt_neox. Differences from Llama:
-attention and FFN read the same hidden states (a parallel block), each with a norm of its own; layer norms with biases;
-the linear layers of a block have biases; files store queries, keys and values as one matrix; RoPE rotates a part of
+attention and FFN read the same hidden states (a parallel block) and have separate norms; layer norms with biases; the
+linear layers of a block have biases; files store queries, keys and values as one matrix; RoPE rotates only a part of
 each head; the FFN has no gate, and its activation is GELU.
 """
 
@@ -54,8 +54,8 @@ USUAL = {name: row for name, row in (llama.TENSORS | llama.NORM_BIASES).items() 
 
 
 def tensors(config: Any) -> Table:
-    # In folders, `query_key_value` has the query, key and value rows of head 0, then of head 1, and so on. GGUF files
-    # have the rows of all queries, then of all keys, then of all values.
+    # In folders, the rows of `query_key_value` are the query, key and value of head 0, then those of head 1, and so on.
+    # In GGUF files, the rows of all queries come first, then all keys, then all values.
     made = llama.renamed(USUAL, NAMES)
     for i, name in enumerate(("attn_q", "attn_k", "attn_v")):
         order = tuple((3 * h + i) * config.head_dim + e for h in range(config.n_heads) for e in range(config.head_dim))

@@ -2,8 +2,9 @@
 
 Paper: "gpt-oss-120b & gpt-oss-20b Model Card", arXiv 2508.10925. Reference: Hugging Face transformers, models/gpt_oss.
 Differences from Qwen3-MoE: a sink for each query head in the softmax of attention; sliding-window attention in every
-second layer; the pair indices that limit YaRN's ramp are not rounded (llama.cpp rounds them, and GGUF has no key for
-this); biases of all linear layers except the head; clamped SwiGLU in each expert. Experts are published in MXFP4.
+second layer; YaRN's ramp begins and ends at pair indices that are not rounded (llama.cpp rounds them; GGUF has no key
+for this choice); biases of all linear layers except the head; clamped SwiGLU in each expert. Experts are published in
+MXFP4.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ GGUF_ARCHITECTURE = "gpt-oss"
 
 
 def has_yarn(s: Settings, key: str, config: Any) -> None:
-    """Check that config.json has settings of YaRN: unlike transformers, this engine has no defaults for them."""
+    """Check that config.json has the settings of YaRN, because this engine has no defaults for them."""
     if s.mapping("rope_parameters") is None and s.mapping(key) is None:
         raise s.error(key, "the settings of YaRN", None)
 
 
 @dataclass(frozen=True)
 class Config(Routed, llama.Config):
-    """Llama's settings, the numbers of experts and the window; `intermediate_size` is the FFN size of one expert."""
+    """Llama's settings, those of the experts, and the window; `intermediate_size` is the FFN size of one expert."""
 
     activation: ClassVar[Gating] = "clamped_swiglu"
     normalize: ClassVar[bool] = True
@@ -43,9 +44,9 @@ class Config(Routed, llama.Config):
     n_experts: int = declared(Count("num_local_experts"))
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
     window: int = whole("attention.sliding_window", ("sliding_window", 128))
-    # Every second layer is local (has the window), from layer 0 on. GGUF has no key for this.
+    # By default, every second layer is local (has the window), from layer 0 on. GGUF has no key for the local layers.
     is_local: tuple[bool, ...] = layer_kinds(2)
-    attention_bias: bool = constant(False)  # without effect: the rows of the biases in TENSORS have no `when`
+    attention_bias: bool = constant(False)  # has no effect: TENSORS has all biases of attention anyway
 
     expected = Expected(
         gguf={"attention.causal": True},
@@ -58,7 +59,7 @@ class Config(Routed, llama.Config):
             "swiglu_limit": SWIGLU_LIMIT,
             "experts_per_token": same_as("n_experts_used"),
         },
-        # `initial_context_length`, the training context, repeats a setting of YaRN.
+        # `initial_context_length` repeats YaRN's `original_max_position_embeddings`.
         harmless=("initial_context_length", "output_router_logits", "router_aux_loss_coef"),
     )
 

@@ -72,7 +72,7 @@ plan = standard.plan(Config, llama.TENSORS | llama.PERMUTED)
 
 @dataclass(frozen=True)
 class MoeConfig(Routed, Config):
-    """Granite's settings and the numbers of experts; `intermediate_size` is the FFN size of one expert."""
+    """Granite's settings and those of the experts; `intermediate_size` is the FFN size of one expert."""
 
     normalize: ClassVar[bool] = True
     n_experts: int = declared(Count("num_local_experts"))

@@ -2,8 +2,8 @@
 
 Reference: Hugging Face transformers, models/granitemoehybrid. Differences from Granite 3: Mamba2 mixers; in models with
 Mamba2 mixers, attention usually has no rotary embedding. Published folders have the dense FFN in `shared_mlp`, with
-gate and up as one matrix; in models with experts, `shared_mlp` is the shared expert. A model without experts whose
-layers all have attention with rotary embedding has Granite 3's architecture in GGUF files.
+gate and up as one matrix; in models with experts, `shared_mlp` is the shared expert. If a model has no experts, and
+all its layers have attention with rotary embedding, its GGUF files have Granite 3's architecture.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ARCHITECTURES = ("granitemoehybrid", "granitehybrid")
 GGUF_ARCHITECTURE = "granitehybrid"
 
 ATTENTION = "full_attention"
-# The kind of a layer by its word in config.json. Published files have "attention" and "mamba", transformers 5 writes
-# "full_attention" and "linear_attention".
+# Maps each word for a layer's kind in config.json to the kind. Published files have "attention" and "mamba",
+# transformers 5 writes "full_attention" and "linear_attention".
 KINDS = {"attention": ATTENTION, "full_attention": ATTENTION, "mamba": MAMBA, "linear_attention": MAMBA}
 
 
 class Kinds(Setting):
-    """The setting of each layer's kind; in GGUF files layers without KV heads have a Mamba2 mixer."""
+    """The setting of each layer's kind. In GGUF files, the layers without KV heads have a Mamba2 mixer."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[str, ...]:
         n = known.n_layers
@@ -54,7 +54,7 @@ class Kinds(Setting):
 
 
 class HeadDim(mamba2.HeadDim):
-    """The head dim of a mixer. In config.json, it is `mamba_expand * hidden_size / mamba_n_heads`."""
+    """The setting of a mixer's head dim. In config.json, it is `mamba_expand * hidden_size / mamba_n_heads`."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         if naming == "gguf":
@@ -153,7 +153,7 @@ class SparseConfig(Routed, Config):
 
 LAYER = "model.layers.*."
 GATE_UP, DOWN = (f"{LAYER}shared_mlp.{name}_linear.weight" for name in ("input", "output"))
-# Dense models have this tensor only in folders that mlx-lm has written: there, gate and up are separate matrices.
+# Among the folders of dense models, only those that mlx-lm has written have this tensor: mlx-lm splits gate and up.
 GATE_OF_MLX = "model.layers.0.mlp.gate_proj.weight"
 
 
@@ -184,8 +184,8 @@ def table(cfg: Config, checkpoint: Checkpoint) -> Table:
 class Model(granite.Model):
     def branch(self, config: Any, t: LayerTensors, rope: Rope | None, scores: Scores) -> Branch:
         if isinstance(config, Config) and config.kinds[t.i] == MAMBA:
-            # `t.eps` is divided by the square of the residual multiplier, for norms of hidden states (granite.Model).
-            # The norm inside a mixer reads values that are not divided, so this norm has the config's epsilon.
+            # granite.Model divides hidden states by the residual multiplier m, so `t.eps` is `norm_eps / m**2`. The
+            # norm inside a mixer reads values that are not divided by m, so the epsilon of this norm is `norm_eps`.
             return Branch(mamba2.mixer(config, t._replace(eps=config.norm_eps)), t.linear("ssm_out"))
         is_rotated = not isinstance(config, Config) or config.is_rotated
         return super().branch(config, t, rope if is_rotated else None, scores)

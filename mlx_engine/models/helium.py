@@ -1,7 +1,7 @@
 """Helium 1.
 
-Reference: Hugging Face transformers, models/helium. Difference from Llama: rotary pairs are the rows (2j, 2j + 1) in
-folders. GGUF files have the architecture "llama", whose rows have this order, too.
+Reference: Hugging Face transformers, models/helium. Difference from Llama: in folders, rotary pairs are the rows
+(2j, 2j + 1), as in GGUF files of "llama", the architecture of Helium's GGUF files.
 """
 
 from __future__ import annotations

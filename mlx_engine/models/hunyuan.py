@@ -1,7 +1,7 @@
 """Hunyuan, dense (0.5B to 7B) and with a mixture of experts.
 
 Reference: Hugging Face transformers, models/hunyuan_v1_dense. Differences from Llama: heads of queries and keys are
-normed after their rotation; for long contexts the setting `alpha` raises the base of the rotary frequencies.
+normed after RoPE, not before; for long contexts, the setting `alpha` raises the base of the rotary frequencies.
 
 Reference of the mixtures: models/hunyuan_v1_moe. Every FFN is a mixture of experts plus a shared expert, whose output
 is added without a gate.
@@ -48,7 +48,7 @@ plan = standard.plan(Config, TENSORS)
 
 
 def same_in_all(s: Settings, key: str, default: Any) -> int:
-    """Return a number that config.json may have once or for each layer."""
+    """Return a number that config.json has once, or as a list with the same number for every layer."""
     found = s.counts(key, s.whole("num_hidden_layers", 1))
     if found is None:
         return s.whole(key, default)
@@ -58,7 +58,7 @@ def same_in_all(s: Settings, key: str, default: Any) -> int:
 
 
 def each(name: str) -> Any:
-    """Return a check that a setting equals the config's `name`: one number, or a list with this number per layer."""
+    """Return a check that a setting equals the config's field `name`; `same_in_all` reads the setting."""
 
     def check(s: Settings, key: str, config: Any) -> None:
         expected = getattr(config, name)
@@ -70,7 +70,7 @@ def each(name: str) -> Any:
 
 @dataclass(frozen=True)
 class MoeConfig(Routed, Config):
-    """Hunyuan's settings and the numbers of experts; `intermediate_size` is the FFN size of one expert."""
+    """Hunyuan's settings and those of the experts; `intermediate_size` is the FFN size of one expert."""
 
     normalize: ClassVar[bool] = True
     n_shared: ClassVar[int] = 1

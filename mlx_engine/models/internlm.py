@@ -4,8 +4,8 @@ Paper: "InternLM2 Technical Report", arXiv 2403.17297. Reference: mlx-lm, models
 folders have queries, keys and values in one matrix. For each KV head, the matrix has the rows of the query heads that
 share this head, then the rows of its key, then the rows of its value.
 
-Reference of InternLM3: Hugging Face transformers, models/internlm3. The tensors are Llama's; settings have other names.
-GGUF files have the architecture "llama".
+Reference of InternLM3: Hugging Face transformers, models/internlm3. The tensors are Llama's; the settings for biases
+have other names. GGUF files have the architecture "llama".
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ from mlx_engine.kernels.cached import cached_property
 from mlx_engine.weights.adapters import adapted
 from mlx_engine.weights.parameters import Parameters
 
-# The last parts of the names that the functions below give to intermediate values, such as "blk.0.q_rope". The index in
-# these names counts from the first layer of the pipeline stage; `distributed/leader.py` adds the index of that layer.
+# The functions below give intermediate values names such as "blk.0.q_rope". If a name ends in one of these parts, its
+# layer index counts from the pipeline stage's first layer; `distributed/leader.py` adds the index of this first layer.
 COUNTED = ("q_rope", "k_rope", "attn_out", "attn_residual", "layer_out")
 
 
@@ -48,7 +48,7 @@ class LayerTensors(NamedTuple):
 
     Attributes:
         eps: the epsilon of the norms that the methods return.
-        layer_norms: whether norms without a bias are layer norms too; by default they are RMS norms.
+        layer_norms: whether norms without a bias are layer norms, not RMS norms; norms with a bias always are.
     """
 
     p: Parameters
@@ -61,7 +61,7 @@ class LayerTensors(NamedTuple):
         return [cls(p, i, eps, layer_norms) for i in range(n_layers)]
 
     def has(self, part: str) -> bool:
-        """Return whether the layer has this tensor."""
+        """Return whether the layer has the tensor `blk.{i}.{part}.weight`."""
         return f"blk.{self.i}.{part}.weight" in self.p
 
     def linear(self, part: str) -> Linear:
@@ -85,7 +85,7 @@ class LayerTensors(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The output columns [first, last) of a projection that this rank uses, of `of` columns in total.
+    """The range [first, last) of a projection's `of` output columns that this rank uses.
 
     Attributes:
         are_all_here: whether this rank has the weights of all `of` columns, so that ranks need not exchange columns.
@@ -139,13 +139,13 @@ class Attention:
     def read(
         cls, t: LayerTensors, config: Any, rope: Rope | None, scores: Scores | None = None, window: int | None = None
     ) -> Attention:
-        """Read the parameters of a layer. Without `scores`, the scale of the scores is `head_dim ** -0.5`."""
+        """Read the parameters of attention. Without `scores`, the scale of the scores is `head_dim ** -0.5`."""
         q, k = t.linear("attn_q"), t.linear("attn_k")
         v, gate = t.linear_or_none("attn_v"), t.linear_or_none("attn_gate")
         norms: HeadNorms | RowNorms = None
         if t.has("attn_q_norm"):
             norms = t.rms_norm("attn_q_norm"), t.rms_norm("attn_k_norm")
-            # A weight of size E norms each head, a longer weight norms the whole row of all heads.
+            # If the norm weight has size E (the head dim), each head is normed; if it is longer, the whole row is.
             norms = norms if t.p.size(f"blk.{t.i}.attn_q_norm") == config.head_dim else RowNorms(*norms)
         return cls(
             q=q, k=k, v=v or k, gate=gate, norms=norms, rope=rope, scores=scores or Scores(config.head_dim**-0.5),
@@ -159,9 +159,9 @@ class SharedAttention:
     """Attention to the keys and values of an earlier layer.
 
     Attributes:
-        layer: the index of the layer whose keys and values are read. This must be the last layer with the same window
-            that computes its own keys and values. If `Stores.are_kept` is False (`backends/batch.py`), layers with the
-            same window share memory, and this layer has overwritten the keys and values of the others.
+        layer: the index of the layer whose keys and values are read: the last layer with the same window that computes
+            keys and values. If `Stores.are_kept` is False (`backends/batch.py`), layers with the same window share
+            memory, which then has only the keys and values of the last of them.
     """
 
     q: Linear
@@ -174,20 +174,21 @@ class SharedAttention:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LatentAttention:
-    """Multi-head latent attention (MLA): the cache keeps one latent vector per token, not the keys and values of heads.
+    """Multi-head latent attention (MLA): the cache has a latent and a rotated key per token, for all heads together.
 
     This is the absorbed form: a head's score is `(k_b q) . latent + q_pe . k_pe`, and its output is `v_b (sum of
     weights * latents)`, with the weights of the softmax. So the matrices from latent to keys and values are applied
-    once per query, not once per cached token. Sizes: L elements of the latent; H heads; V elements of a value head; D
+    to each query, not to each cached token. Sizes: L elements of the latent; H heads; V elements of a value head; D
     hidden size. A query head has N elements that are not rotated, and R that are (in this class, R is not the number of
     wanted tokens). Source: "DeepSeek-V2", arXiv 2405.04434.
 
     Attributes:
-        q_a: the projection to the latent of queries, normed by `q_norm`; None if `q` reads the hidden states directly.
+        q_a: the projection to the latent of queries, which is normed by `q_norm`; None if `q` and `q_pe` read the
+            hidden states directly.
         q: the projection to the queries' elements that are not rotated (H*N).
         q_pe: the projection to the queries' rotated elements (H*R).
-        latent: the projection to the latent (L, D), normed by `norm`.
-        k_pe: the projection to the rotated part of keys (R, D), which all heads share.
+        latent: the projection (L, D) to the latent, which is normed by `norm`.
+        k_pe: the projection (R, D) to the rotated part of keys, which all heads share.
         k_b: for each head, the transpose (L, N) of the matrix from the latent to keys.
         v_b: for each head, the matrix (V, L) from the latent to values.
         head_dim: L + R, the number of cached elements per token.
@@ -235,10 +236,10 @@ Views: TypeAlias = dict[int, KVView]
 def mix(
     be: Backend, w: Mixer, i: int, x: Array, norm: Norm | None, batch: Batch, want: Wanted, views: Views
 ) -> Array | None:
-    """Run layer i's token mixer on hidden states x (T, D): write its keys and values, or its state.
+    """Run layer i's token mixer on hidden states x (T, D).
 
-    Return the mixer's output (R, ...) for the R wanted tokens, or None if no token is wanted. `norm` is applied to x
-    first, unless it is None.
+    Write the layer's keys and values, or its state. Return the mixer's output (R, ...) for the R wanted tokens, or None
+    if no token is wanted. `norm` is applied to x first, unless it is None.
     """
     match w:
         case Attention():
@@ -270,7 +271,7 @@ def attention(
 
 
 def projections(be: Backend, w: Attention, norm: Norm | None, x: Array) -> Sequence[Array]:
-    """Return queries (T, H*E), keys (T, G*E), values (T, G*E), and the gate (T, H*E) if there is one."""
+    """Return queries (T, H*E), keys (T, G*E), values (T, G*E), and the gate (T, H*E) if `w` has a gate."""
     values, gates = [] if w.v is w.k else [w.v], [] if w.gate is None else [w.gate]
     q, k, *rest = be.norm_project(x, norm, [w.q, w.k, *values, *gates])
     return [q, k, *rest] if values else [q, k, k, *rest]
@@ -299,7 +300,7 @@ def row_normed(be: Backend, x: Array, linear: Linear, norm: Norm, own: Columns |
 def heads(
     be: Backend, w: Attention, i: int, q: Array, k: Array, v: Array, positions: Sequence[int]
 ) -> tuple[Array, Array, Array]:
-    """Return queries (T, H, E) and keys (T, G, E), both normed per head and rotated, and values (T, G, E)."""
+    """Return queries (T, H, E), keys and values (T, G, E); queries and keys are normed per head, and rotated."""
     norms = None if isinstance(w.norms, RowNorms) else w.norms
     if norms is None and w.rope is None:
         return be.heads(q, w.head_dim), be.heads(k, w.head_dim), be.heads(v, w.head_dim)
@@ -402,9 +403,10 @@ def wanted(be: Backend, y: Array, batch: Batch, want: Wanted) -> Array | None:
 
 @dataclass(frozen=True, eq=False)
 class Gated:
-    """`down(activation(gate(h)) * up(h))`, where h is the normed x; the output may be normed too.
+    """`down(activation(gate(h)) * up(h))`, where h is the normed x.
 
     Attributes:
+        post: the norm of the output, if the output is normed.
         scales: the factor of `gate(h)` before the activation, and the factor of the input of `down`. If one of them is
             not 1, the activation must be SiLU.
     """
@@ -443,7 +445,7 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False)
 class GatedAndMixture:
-    """A gated network and a mixture of experts that both read x. Each output is normed, and so is their sum."""
+    """A gated network and a mixture of experts that both read x. Each output is normed, then their sum."""
 
     gated: Gated
     gated_post: Norm
@@ -455,7 +457,10 @@ FeedForward: TypeAlias = Gated | Plain | Mixture | GatedAndMixture
 
 
 def feed_forward(be: Backend, w: FeedForward, of: Array, x: Array) -> Array:
-    """Return x plus the FFN applied to `of`: x or, with `Layer.is_parallel`, the hidden states before attention."""
+    """Return x plus the output of the FFN.
+
+    The FFN reads `of`: the hidden states before attention if `Layer.is_parallel`, else x.
+    """
     match w:
         case Gated():
             return project_add(be, gated(be, w, of), w.down, w.post, x)
@@ -492,7 +497,7 @@ class PerLayer:
     """A per-layer input h (T, I), as in Gemma 4: the layer adds `norm(projection(gelu(gate(x)) * h))` to its output x.
 
     Attributes:
-        hidden_size: D, where `decoder_layers` (`decoder.py`) splits its input into hidden states and per-layer inputs.
+        hidden_size: D, the column at which `decoder_layers` (`decoder.py`) splits hidden states from per-layer inputs.
         columns: the columns [first, end) of h in the array (T, L*I) of all layers' inputs.
         gate: (I, D).
         projection: (D, I).
@@ -545,9 +550,10 @@ class Layer:
         return replace(self, branches=tuple(replace(branch, mix=change(branch.mix)) for branch in self.branches))
 
     def counted_from(self, first: int) -> Layer:
-        """Return the layer with its `SharedAttention.layer` and `PerLayer.columns` counted from a stage's first layer.
+        """Return the layer with `SharedAttention.layer` and `PerLayer.columns` counted from layer `first`.
 
-        `SharedAttention.layer` never becomes negative, because layers that share keys and values are in one stage.
+        `first` is the first layer of a pipeline stage. `SharedAttention.layer` never becomes negative, because layers
+        that share keys and values are in one stage.
         """
         if not first:
             return self
@@ -583,7 +589,7 @@ def decoder_layer(
             (or the state) are written, and x is returned unchanged.
         views: the KV views of earlier layers, by layer; this layer adds its own view.
         inputs: (T, L*I), the per-layer inputs of all layers; not read if `w.input` is None.
-        masks: (T, M), which columns of the stacked LoRA adapters each row uses (`weights/adapters.py`).
+        masks: (T, M): for each row, which columns of the stacked LoRA adapters it uses (`weights/adapters.py`).
     """
     inner = adapted(be, masks)
     mixed = [mix(inner, of.mix, i, x, w.norm, batch, want, views) for of in w.branches]

@@ -4,8 +4,8 @@ Paper: "LFM2 Technical Report", arXiv 2511.23404. Reference: Hugging Face transf
 layer projects its input to two gates and a value, convolves the gated value over the last few tokens, and gates the
 result. Attention layers are the same as in Qwen3.
 
-Reference of the mixtures: models/lfm2_moe. The first `n_dense` layers have dense FFNs, the others mixtures of experts.
-The router chooses experts by `sigmoid(logits) + bias`.
+Reference of the mixtures: models/lfm2_moe. The first `n_dense` layers have dense FFNs, the other layers mixtures of
+experts. The router chooses experts by `sigmoid(logits) + bias`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class FeedForward(Setting):
         return {"feed_forward_length": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return `intermediate_size`, and the keys of the rule, which is turned off; mlx-lm requires these keys."""
+        """Return the FFN size, and the adjustment's keys, which mlx-lm requires; the adjustment is turned off."""
         rule = {"block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
         return {"intermediate_size": value, **rule}
 

@@ -3,7 +3,7 @@
 Papers: "Llama 2", arXiv 2307.09288; "The Llama 3 Herd of Models", arXiv 2407.21783. Reference: Hugging Face
 transformers, models/llama. A layer has RMS norms before attention and before a gated FFN, rotary embedding of queries
 and keys, and grouped-query attention. Llama 3 lowers the low rotary frequencies for longer contexts (rule "llama3" in
-`config/rope.py`). Most other model files import this config and tensor table and change some rows.
+`config/rope.py`). Most other model files import this config and tensor table, and change some fields and rows.
 
 Paper of CWM: "CWM: An Open-Weights LLM for Research on Code Generation with World Models", arXiv 2510.02387. Reference:
 models/cwm. Difference from Llama 3: three of four layers have sliding-window attention. llama.cpp has no
@@ -97,20 +97,22 @@ TENSORS = {
 }
 # Settings for architectures without biases: config.json may have them, but only with the value False.
 NO_BIAS = {"attention_bias": False, "mlp_bias": False}
-# GGUF files of "llama" and of some other architectures permute the rows of each query and key head, so that rotary
-# pairs are (2j, 2j + 1); folders do not. These table rows undo the permutation: in this engine pairs are (j, j + E/2).
+# In GGUF files of "llama" and of some other architectures, the rows of each query and key head are permuted, so that
+# rotary pairs are (2j, 2j + 1). In folders and in this engine, pairs are (j, j + E/2), where E is the head dim. These
+# table rows undo the permutation of GGUF files.
 PERMUTED = {
     name: replace(TENSORS[name], heads=heads)
     for part, heads in (("attn_q", "H"), ("attn_k", "G"))
     for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
 }
-# For architectures whose rotary pairs are (2j, 2j + 1) in GGUF files and in folders; rows are permuted on load.
+# Table rows for architectures whose rotary pairs are (2j, 2j + 1) in GGUF files and in folders. These rows are permuted
+# on load.
 INTERLEAVED = {
     name: replace(TENSORS[name], rotated=heads, interleaved=True)
     for part, heads in (("attn_q", "H"), ("attn_k", "G"))
     for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
 }
-# For architectures that rotate only the first n rows of each head, with the pairs (j, j + n/2).
+# Table rows for architectures that rotate only the first n rows of each head, with the pairs (j, j + n/2).
 PARTLY_ROTATED = {name: replace(row, interleaved=False) for name, row in INTERLEAVED.items()}
 # The biases of layer norms, for architectures that have them.
 NORM_BIASES = {
@@ -145,7 +147,10 @@ CWM_ROPE = {
 
 @dataclass(frozen=True)
 class CwmConfig(Config):
-    """Llama's settings. In local layers, a token attends to the last `window` tokens; `window` 0: no layer is local."""
+    """Llama's settings. In local layers, a token attends to the last `window` tokens.
+
+    If `window` is 0, no layer is local.
+    """
 
     context_length: int = whole("context_length", ("max_position_embeddings", 131_072))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))

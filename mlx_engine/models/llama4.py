@@ -29,11 +29,11 @@ from mlx_engine.weights.table import decoder_plan
 
 ARCHITECTURES = ("llama4_text", "llama4")
 GGUF_ARCHITECTURE = "llama4"
-# The default number of tokens per chunk. GGUF has no key for it.
+# The default number of tokens per chunk. GGUF has no key for this number.
 CHUNK = 8192
 # Keys next to `text_config` in config.json that do not change the text model; `plan` checks `tie_word_embeddings`.
 AROUND_TEXT = {*ministral3.AROUND_TEXT, "boi_token_index", "eoi_token_index", "tie_word_embeddings"}
-# The number of experts of Llama 4 Maverick, whose heads are not normed. GGUF has no key for this.
+# The number of experts of Llama 4 Maverick, whose heads are not normed. GGUF has no key for `use_qk_norm`.
 OF_MAVERICK = 128
 
 
@@ -60,7 +60,7 @@ def with_these_experts(s: Settings, key: str, config: Any) -> None:
 
 
 def flag_or_number(s: Settings, key: str, default: Any) -> bool:
-    """Return a flag; some published files have a number, where more than 0 means true."""
+    """Return a flag. In some published files it is a number, and any number above 0 means true."""
     try:
         return s.flag(key, default)
     except UnsupportedConfigError:

@@ -134,7 +134,7 @@ def rows(cfg: Any, checkpoint: Checkpoint, prefix: str, kind: str | None = None)
 
 
 def is_mlx(checkpoint: Checkpoint) -> bool:
-    """Return whether mlx-lm has written the folder: its convolution weights are (C, W, 1), not (C, 1, W)."""
+    """Return whether mlx-lm has written the folder: convolution weights are then (C, W, 1), else (C, 1, W)."""
     shape = next((shape for name, shape in checkpoint.shapes.items() if name.endswith("conv1d.weight")), ())
     return checkpoint.naming == "hf" and len(shape) == 3 and shape[1] > 1 == shape[2]
 
@@ -144,7 +144,8 @@ def mixer(
 ) -> Mamba2:
     """Return the Mamba2 mixer of a layer.
 
-    `scales` are factors of the gate and of the time steps; `channels` (C,) of the convolution's input channels.
+    `scales` are factors of the gate and of the time steps. `channels` (C,) has a factor for each channel of the
+    convolution's input.
     """
     p, name = t.p, f"blk.{t.i}"
     bias = p.array(f"{name}.ssm_conv1d.bias") if f"{name}.ssm_conv1d.bias" in p else None

@@ -1,7 +1,7 @@
 """Mellum 2.
 
-Reference: Hugging Face transformers, models/mellum. Difference from Qwen3-MoE: some layers have a sliding window and
-other rotary frequencies.
+Reference: Hugging Face transformers, models/mellum. Difference from Qwen3-MoE: some layers are local: they have
+sliding-window attention. Local layers and other layers have separate settings of the rotary embedding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ GGUF_ARCHITECTURE = "mellum"
 
 @dataclass(frozen=True)
 class Config(qwen3.MoeConfig):
-    """Qwen3-MoE's settings. In local layers, a token attends to the last `window` tokens; `window` 0: none is local."""
+    """Qwen3-MoE's settings. In local layers, a token attends to the last `window` tokens.
+
+    If `window` is 0, no layer is local.
+    """
 
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
     rope: Rotation = rotation(theta=500_000.0, rules=("linear", "dynamic", "yarn"), layers="full_attention")

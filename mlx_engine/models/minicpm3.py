@@ -2,7 +2,7 @@
 
 Reference: Hugging Face transformers, models/minicpm3. Differences from DeepSeek-V2: all layers are dense; rotary pairs
 are (j, j + R/2) of the R rotated elements, in folders and GGUF files; LongRoPE; multipliers of the embeddings and of
-the outputs of attention and FFN, and a divisor of the logits. GGUF files have no keys for multipliers and divisor.
+the outputs of attention and FFN, and a divisor of the logits. GGUF has no keys for these settings.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Config(deepseek.Latent):
         return self.hidden_size / self.base_width
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys: sizes of heads are `key_length` and `value_length`, not `key_length_mla`."""
+        """Return this config as GGUF keys, with head dims under `key_length` and `value_length`, not `..._mla`."""
         keys = {key: value for key, value in super().to_gguf().items() if not key.endswith("_mla")}
         lengths = {"key_length": self.nope_dim + self.rope_dim, "value_length": self.value_dim}
         return {
@@ -76,7 +76,7 @@ TENSORS = {name: replace(row, kind=None) for name, row in deepseek.TENSORS.items
 
 def plan(checkpoint: Checkpoint) -> Plan:
     made = decoder_plan(checkpoint, Config, TENSORS, tied=True)
-    # llama.cpp's converter writes no key for LongRoPE, but the divisors of its frequencies as tensors.
+    # llama.cpp's converter writes no key for LongRoPE, but it writes the divisors of LongRoPE's frequencies as tensors.
     if checkpoint.naming == "gguf" and DIVISORS["long"] in checkpoint.shapes and made.config.rope.rule == "default":
         rope = replace(made.config.rope, rule="longrope", context=made.config.context_length)
         made = replace(made, config=replace(made.config, rope=rope))

@@ -1,7 +1,8 @@
 """MiniMax-M2.
 
 Reference: Hugging Face transformers, models/minimax_m2. Differences from Qwen3-MoE: the router chooses experts by
-`sigmoid(logits) + bias`; queries and keys are normed as whole rows, not per head; RoPE rotates a part of each head.
+`sigmoid(logits) + bias`; queries and keys are normed as whole rows, not per head; RoPE rotates only a part of
+each head.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def softmax_alone(s: Settings, key: str, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Config(Routed, llama.Config):
-    """Llama's settings and the numbers of experts; `intermediate_size` is the FFN size of one expert."""
+    """Llama's settings and those of the experts; `intermediate_size` is the FFN size of one expert."""
 
     scoring: ClassVar[Scoring] = "sigmoid"
     normalize: ClassVar[bool] = True
@@ -41,7 +42,7 @@ class Config(Routed, llama.Config):
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_gating_func": 2},
-        # transformers reads none of the keys below from `attn_type_list` on.
+        # transformers does not read `attn_type_list` and the keys after it.
         hf={
             "hidden_act": "silu", **llama.NO_BIAS, "attn_type_list": softmax_alone, "use_qk_norm": True,
             "qk_norm_type": "per_layer", "scoring_func": "sigmoid", "use_routing_bias": True,

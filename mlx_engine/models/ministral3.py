@@ -31,8 +31,8 @@ AROUND_TEXT = {
     "vision_config",
     "vision_feature_layer",
 }
-# The prefix of the text model's tensors in a Hugging Face folder, and the prefix of its head: in folders of text
-# models, in older folders with an image encoder, and in newer folders with one.
+# The prefix of the text model's tensors and the prefix of its head, for three kinds of Hugging Face folders: folders of
+# text models, older folders with an image encoder, newer folders with an image encoder.
 STEMS = (("model.", ""), ("language_model.model.", "language_model."), ("model.language_model.", ""))
 
 
@@ -89,6 +89,7 @@ def text_plan(
         return f"{model}{name.removeprefix('model.')}" if name.startswith("model.") else f"{head}{name}"
 
     def short(name: str) -> str:
+        """Return the inverse of `full`."""
         if name.startswith(model):
             return f"model.{name.removeprefix(model)}"
         return name.removeprefix(head)

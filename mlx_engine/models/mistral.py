@@ -4,7 +4,7 @@ Paper: "Mistral 7B", arXiv 2310.06825. Reference: Hugging Face transformers, mod
 releases have sliding-window attention. GGUF files have the architecture "llama".
 
 Paper of Mixtral: "Mixtral of Experts", arXiv 2401.04088. Reference: models/mixtral. Difference from Mistral: every FFN
-is a mixture of experts. GGUF files have the architecture "llama" too; `weights/model.py` recognizes Mixtral by the
+is a mixture of experts. GGUF files also have the architecture "llama"; `weights/model.py` recognizes Mixtral by the
 number of experts.
 """
 
@@ -36,7 +36,7 @@ plan = standard.plan(Config, llama.TENSORS | llama.PERMUTED)
 
 @dataclass(frozen=True)
 class MixtralConfig(Routed, Config):
-    """Mistral's settings and the numbers of experts; `intermediate_size` is the FFN size of one expert."""
+    """Mistral's settings and those of the experts; `intermediate_size` is the FFN size of one expert."""
 
     window: int | None = whole_or_none(None, ("sliding_window", None))
     normalize: ClassVar[bool] = True

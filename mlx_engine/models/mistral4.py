@@ -24,7 +24,10 @@ GGUF_ARCHITECTURE = "mistral4"
 
 
 class Rotary(deepseek.Rotary):
-    """The setting of the rotary embedding. `partial_rotary_factor`, if present, is rope_dim / (nope_dim + rope_dim)."""
+    """The setting of the rotary embedding.
+
+    If config.json has `partial_rotary_factor`, it must be rope_dim / (nope_dim + rope_dim).
+    """
 
     def _scaled(self, s: Settings, r: Rotation, known: Any, original: int | None) -> Rotation:
         s.expect("partial_rotary_factor", known.rope_dim / (known.nope_dim + known.rope_dim))

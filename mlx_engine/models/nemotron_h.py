@@ -1,4 +1,4 @@
-"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer has only a Mamba2 mixer, attention or an FFN.
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a Mamba2 mixer, or attention, or an FFN.
 
 Paper: "Nemotron-H", arXiv 2504.03624. Reference: Hugging Face transformers, models/nemotron_h. Attention has no rotary
 embedding. FFNs and experts have no gate; their activation is the square of ReLU. In Nemotron 3, each FFN is a mixture
@@ -57,8 +57,8 @@ ARCHITECTURES = ("nemotron_h", "nemotron_h_moe")
 GGUF_ARCHITECTURE = "nemotron_h"
 
 ATTENTION, MLP, MOE = "full_attention", "mlp", "moe"
-# The kind of a layer by its word in config.json's list `layers_block_type`, and by its letter in the string
-# `hybrid_override_pattern`.
+# Map each word of config.json's list `layers_block_type`, and each letter of its string `hybrid_override_pattern`, to
+# the kind of a layer.
 WORDS = {
     "mamba": MAMBA, "linear_attention": MAMBA, "attention": ATTENTION, "full_attention": ATTENTION, "mlp": MLP,
     "moe": MOE,
@@ -68,7 +68,7 @@ PATTERN, LIST = "hybrid_override_pattern", "layers_block_type"
 
 
 def kinds_of(s: Settings) -> tuple[str, ...]:
-    """Return the kind of each layer; config.json has a pattern of letters or a list of words."""
+    """Return the kind of each layer from config.json's pattern of letters or its list of words."""
     pattern, words = s.pattern(PATTERN, "".join(LETTERS)), s.some_words(LIST, *WORDS)
     of_words = tuple(WORDS[word] for word in words or ())
     of_pattern = tuple(LETTERS[letter] for letter in pattern or ())
@@ -120,7 +120,7 @@ class Kinds(Setting):
 
 
 def head_size(s: Settings, key: str, default: Any) -> int:
-    """Return the head dim; older files have it under `attention_head_dim`."""
+    """Return the head dim. In older folders its key is `attention_head_dim`."""
     return s.whole(key, s.whole("attention_head_dim", 128) if key == "head_dim" else default)
 
 
@@ -130,7 +130,10 @@ def unread(s: Settings, key: str, config: Any) -> None:
 
 
 def of_expert_groups(n_used: int, known: Any) -> str | None:
-    """Check `n_groups_used`. `of_groups` reads the number of experts' groups as `n_groups`, which is Mamba2's here."""
+    """Check `n_groups_used` with `of_groups`.
+
+    `of_groups` reads the number of groups of experts from `n_groups`; in this file, `n_groups` is Mamba2's.
+    """
     sizes = {"n_experts": known.n_experts, "n_experts_used": known.n_experts_used, "n_groups": known.n_expert_groups}
     return of_groups(n_used, SimpleNamespace(**sizes))
 
@@ -222,7 +225,7 @@ class SparseConfig(Routed, Config):
 
     @property
     def ffn_kinds(self) -> tuple[str, ...]:
-        """The kind of each layer's FFN: "sparse" for experts, "none" for layers without an FFN."""
+        """The kind of each layer's FFN: "sparse" for a mixture of experts, "none" for no FFN."""
         return tuple("sparse" if kind == MOE else "none" for kind in self.kinds)
 
     @property

@@ -3,7 +3,7 @@
 Papers: "2 OLMo 2 Furious", arXiv 2501.00656; "Olmo 3", arXiv 2512.13961. Reference: Hugging Face transformers,
 models/olmo2 and models/olmo3. Differences from Llama: the outputs of attention and FFN are normed, not their inputs;
 queries and keys are normed as whole rows before they are split into heads. In OLMo 3 most layers are local: they have
-sliding-window attention. Only the other layers may have YaRN. GGUF has one architecture for OLMo 2 and 3.
+sliding-window attention. Only layers with full attention may have YaRN. GGUF has one architecture for OLMo 2 and 3.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ GGUF_ARCHITECTURE = "olmo2"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings. In a local layer, a token attends to the last `window` tokens; 0 means no local layers."""
+    """Llama's settings. In a local layer, a token attends to the last `window` tokens.
+
+    If `window` is 0, no layer is local.
+    """
 
     rope: Rotation = rotation(theta=500_000.0, rules=("linear", "dynamic", "yarn"), layers="full_attention")
     local_rope: Rotation = rotation(
@@ -38,7 +41,7 @@ class Config(llama.Config):
 
 @dataclass(frozen=True)
 class Config2(Config):
-    """The config of OLMo 2, whose layers all attend to all tokens."""
+    """The config of OLMo 2: all layers have full attention."""
 
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     local_rope: Rotation = rotation(gguf="rope.freq_base_swa", rules=("linear", "dynamic", "yarn"))

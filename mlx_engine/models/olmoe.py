@@ -20,7 +20,7 @@ GGUF_ARCHITECTURE = "olmoe"
 
 @dataclass(frozen=True)
 class Config(Routed, llama.Config):
-    """Llama's settings and the numbers of experts; `intermediate_size` is the FFN size of one expert."""
+    """Llama's settings and those of the experts; `intermediate_size` is the FFN size of one expert."""
 
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))

@@ -2,7 +2,8 @@
 
 Paper: "Textbooks Are All You Need II", arXiv 2309.05463. Reference: Hugging Face transformers, models/phi. Differences
 from Llama: attention and FFN read the same normed hidden states (a parallel block); layer norms with biases; all linear
-layers, including the head, have biases; RoPE rotates a part of each head; the FFN has GELU and no gate.
+layers, including the head, have biases; RoPE rotates only a part of each head; the FFN has no gate, and its
+activation is GELU.
 """
 
 from __future__ import annotations

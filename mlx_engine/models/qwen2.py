@@ -25,7 +25,7 @@ from mlx_engine.weights.table import Row
 
 
 def without_windows(s: Settings, key: str, config: Any) -> None:
-    """Check that no layer has a window: with `use_sliding_window`, layers from `max_window_layers` on have one."""
+    """Check that no layer has a window. With `use_sliding_window`, layers from `max_window_layers` on have a window."""
     has_window = s.flag(key, False) and s.whole_or_none("sliding_window", 4096) is not None
     if has_window and s.whole_or_zero("max_window_layers", 28) < config.n_layers:
         raise s.error(key, "False", True)
@@ -36,7 +36,8 @@ class Config(llama.Config):
     context_length: int = chunked_context()
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     beyond_chunk: int | None = beyond_chunk()
-    # No bias of the output projection. The rows in `TENSORS` give queries, keys and values biases despite this flag.
+    # False: the output projection has no bias. Queries, keys and values have biases: in `TENSORS`, the rows of these
+    # biases do not depend on this field.
     attention_bias: bool = constant(False)
 
     expected = Expected(

@@ -46,7 +46,8 @@ from mlx_engine.weights.plan import Plan, Tensor, mtp_layers
 from mlx_engine.weights.stored import TensorLayout
 from mlx_engine.weights.table import Row, Table, layer_tensors, stem_of, tensors
 
-# The most rows of a matrix whose rows are reordered on load (see `_check_rows`); no known model has so many.
+# The largest accepted number of rows of a matrix whose rows are reordered on load (`_check_rows`). Known models have
+# fewer.
 MOST_ROWS = 1 << 20
 # The projections of a delta net, in the order of `DeltaNet.projections`.
 PROJECTIONS = ("attn_qkv", "delta_gate", "ssm_beta", "ssm_alpha")
@@ -121,12 +122,12 @@ class RotaryDim(Setting):
 # ---- tensors: their names, and the order of their rows in folders and in GGUF files ----
 # Value heads of a delta network: in folders, the value heads that read the same key head are adjacent. In the model and
 # in GGUF files, value head h reads key head h % G, with G key heads, so the value heads of folders are reordered on
-# load. Qwen3-Next (`are_neighbors`) has adjacent value heads everywhere.
+# load. In Qwen3-Next (`are_neighbors`), these value heads are adjacent in the model and in GGUF files, too.
 # Heads of attention: in both kinds of files, the rotated elements come first in a head. On load, the second half of the
 # rotated elements is moved to the beginning of the second half of the head. Backends can then rotate whole heads with
 # the pairs (j, j + E/2), where E is the head dim.
 
-# Prefixes of the text model's tensors in a folder: text only, with images, and as mlx-lm writes them.
+# Prefixes of the text model's tensors in three kinds of folders: without an image encoder, with one, written by mlx-lm.
 STEMS = ("model.", "model.language_model.", "language_model.model.")
 LAYER = "model.layers.*."
 NET = f"{LAYER}linear_attn."
@@ -134,7 +135,7 @@ HEAD = "lm_head.weight"
 
 # A function of (config, checkpoint, whether mlx-lm wrote it) that returns the table rows of a delta network.
 DeltaRows: TypeAlias = Callable[[Any, Checkpoint, bool], dict[str, Row]]
-# A function of (config, checkpoint, module of the experts in a folder) that returns the expert tensors of the layer of
+# A function of (config, checkpoint, module of the FFN in a folder) that returns the expert tensors of the layer of
 # multi-token prediction (MTP).
 ExtraExperts: TypeAlias = Callable[[Any, Checkpoint, str], list[Tensor]]
 
@@ -150,15 +151,16 @@ EVERYWHERE = {
 }
 DENSE = {name: row for name, row in llama.TENSORS.items() if row.shape in ("F D", "D F")}
 
-# The MTP layer computes logits only for this many tokens, the first of the vocabulary, which are the most frequent.
+# The MTP layer computes logits only for the first FIRST_TOKENS tokens of the vocabulary, which are the most frequent.
 FIRST_TOKENS = 1 << 16
-# Tensors of the MTP layer: the projection in GGUF files and in folders; the norms, by their names in GGUF files.
+# The name of the MTP layer's projection in GGUF files (JOINED) and in folders (FC). NEXT_NORMS maps the names of the
+# layer's norms in GGUF files to their names in folders.
 JOINED, FC = "nextn.eh_proj", "mtp.fc.weight"
 NEXT_NORMS = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
 
 
 def value_head_order(n_key_heads: int, n_value_heads: int) -> tuple[int, ...]:
-    """Return for each value head of the model the index of this head in a folder."""
+    """Return, for each value head of the model, its index in a folder."""
     return tuple(h % n_key_heads * (n_value_heads // n_key_heads) + h // n_key_heads for h in range(n_value_heads))
 
 
@@ -170,7 +172,7 @@ def rows_of(
 
 
 def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool, delta: DeltaRows) -> Table:
-    """Return the tensor table of a checkpoint. If `is_dense`, the table has the rows of the FFN."""
+    """Return the tensor table of a checkpoint. If `is_dense`, the table also has the rows of the FFN."""
     conv = next((shape for name, shape in checkpoint.shapes.items() if name.endswith("conv1d.weight")), (0, 0, 0))
     # mlx-lm writes the weight of a convolution as (C, W, 1), not (C, 1, W), and adds 1 to norm weights.
     is_mlx = checkpoint.naming == "hf" and conv[-1] == 1 and cfg.conv_width > 1
@@ -263,7 +265,7 @@ def delta_rows(cfg: Any, checkpoint: Checkpoint, is_mlx: bool) -> dict[str, Row]
 
 @dataclass(frozen=True)
 class Config(ConfigBase):
-    """The sizes of a Qwen3.5 model. The heads of delta networks have other sizes than the heads of attention."""
+    """The sizes of a Qwen3.5 model. The heads of delta networks differ in size from the heads of attention."""
 
     n_layers: int = n_layers()
     hidden_size: int = whole("embedding_length", "hidden_size")
@@ -366,7 +368,7 @@ def _delta_net(cfg: Config, t: LayerTensors) -> DeltaNet:
 
 
 def _check_rows(s: Settings, cfg: Config) -> None:
-    """Raise UnsupportedConfigError if a damaged file has so many rows that listing their order would exhaust memory."""
+    """Raise UnsupportedConfigError if a matrix has too many rows: listing their order would exhaust memory."""
     attention, delta = 2 * cfg.n_heads * cfg.head_dim, cfg.conv_channels
     if max(attention, delta) > MOST_ROWS:
         raise s.error("heads and their widths", f"at most {MOST_ROWS:,} rows per matrix", max(attention, delta))
