@@ -85,7 +85,7 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
         reply = form.reply(call, service.engine.tokenizer, **_about(service, params, reading))
         params.forget_prompt()
         del reading
-    # The reservation has ended. No other task may run before `_answer` submits the call: it could take the places.
+    # The reservation has ended, so no other task may run, and take the places, before `_answer` submits the call.
     await _answer(service, params, call, reply, respond, form.prompt)
 
 
@@ -167,7 +167,7 @@ def begun(
     is_free: bool = True,
     check: Callable[[str], None] = unchecked,
 ) -> list[int]:
-    """Return `ids`, the tokens of the prompt, followed by the tokens of `reading.begun`, the given beginning of the answer.
+    """Return the prompt `ids`, followed by the tokens of `reading.begun`: the beginning of the answer, from the client.
 
     Generation then continues this beginning. Before its text is encoded, `check` is called with the text.
 

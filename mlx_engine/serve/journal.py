@@ -48,7 +48,7 @@ QUEUE = 1024
 class Journal:
     """Appends lines to a file. A line that cannot be written is lost.
 
-    `lost` counts the lost lines by reason: "queue" (it was full), "disk" (writing failed), "error" (a bug).
+    `lost` counts the lost lines by reason: "queue" (it was full), "disk" (writing failed), "error" (encoding failed).
     """
 
     def __init__(self, path: Path, *, warn: Callable[[str], None], queue: int = QUEUE) -> None:
@@ -87,7 +87,7 @@ class Journal:
             self._warn_once("the disk is too slow")
 
     def close(self, seconds: float = 5.0) -> None:
-        """Write the waiting lines and end the thread. Wait at most `seconds` for room in the queue, then for the thread."""
+        """Write the waiting lines and end the thread; give up after at most twice `seconds`."""
         try:
             self._queue.put(None, timeout=seconds)
         except Full:
@@ -163,7 +163,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, output: Output, progress: Progress) -> Choice:
-        """Return the answer with the first `progress.n_tokens` tokens of `output`: those that were reported."""
+        """Return the answer with the tokens of `output` that `progress` counts."""
         ids = output.token_ids[: progress.n_tokens]
         values = [token.logprob for token in (output.logprobs or [])[: progress.n_tokens]]
         packed = base64.b64encode(np.array(values, "<f4").tobytes()).decode()
@@ -200,7 +200,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return max(len(choice.token_ids) for choice in self.choices)
 
     def run_options(self) -> Options:
-        """Return the options to run the request again. If the request has not finished, `max_tokens` is `n_tokens`.
+        """Return the options to run the request again. If it was cancelled or failed, `max_tokens` is `n_tokens`.
 
         Raises:
             OptionError, TypeError: an option is invalid.

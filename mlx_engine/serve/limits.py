@@ -93,8 +93,8 @@ TURNS, LARGE_TURNS = 2, 1
 # A request is large if its body has more bytes than this, otherwise small.
 LARGE = 1 << 16
 
-# At most 16 large and 16 small requests wait for a turn; further requests get status 429. Small requests that generate
-# text may exceed this limit (`is_bounded` is false), because `Worker.reserved` limits their number.
+# The most large requests, and the most small ones, that wait for a turn; further requests get status 429. If a small
+# request generates text (`is_bounded` is false), it is not refused here: `Worker.reserved` limits these requests.
 MOST_WAITING = 16
 
 # Seconds between reading two pieces of large bodies. A piece has at most 256 KiB (`LARGE_READ` in server.py); the event
@@ -211,7 +211,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, *, is_large: bool, is_bounded: bool = False) -> AsyncIterator[Turn]:
-        """Wait for a turn. The turn ends with the `with` block or, if its thread is still working then, with this work.
+        """Wait for a turn. The turn ends when the `with` block has ended and the turn's thread has finished its work.
 
         Raises:
             ApiError: MOST_WAITING requests of this size (large or small) wait, and this one is large or `is_bounded`.
@@ -246,6 +246,6 @@ class Turns:
     def _end(self, turn: Turn) -> None:
         (self._running if turn in self._running else self._waiting).remove(turn)
         self._begin()
-        # Return the memory that large requests have freed to the system, because glibc would keep it.
+        # Give freed memory back to the system: glibc would keep it, and large requests free much.
         if turn.is_large and not self._running:
             give_back_freed()
