@@ -61,8 +61,9 @@ FORMS = {
     "/v1/messages": MESSAGES,
 }
 
-# Functions that answer a request: they call `respond` with the response. The bytes are the body or, for GET, the path
-# parameters. A Handler gets the service of the loaded model; an About gets all models, which need not be loaded.
+# The types of functions that answer a request by calling `respond` with the response. The second argument is the body
+# or, for GET, the path parameters. A `Handler` gets the service of the loaded model; an `About` gets all models, loaded
+# or not.
 Handler = Callable[[Service, bytes, Respond], Awaitable[None]]
 About = Callable[[Models, bytes, Respond], Awaitable[None]]
 
@@ -103,10 +104,11 @@ def create_app(models: Models) -> Starlette:
             *page.routes(partial(snapshots_of, models), refusal=partial(refusal, models)),
         ],
         middleware=[guard, cors] if service.origins else [guard],
-        exception_handlers={HTTPException: _no_such_route},
+        exception_handlers={HTTPException: _not_routed},
         lifespan=lifespan,
     )
-    # A path with an extra slash is an error. Starlette would redirect it to the host in the client's header Host.
+    # Answer a path with an extra slash with 404. By default, Starlette would redirect the client to the host that its
+    # header Host names.
     app.router.redirect_slashes = False
     return app
 
@@ -122,9 +124,9 @@ def refusal(models: Models, headers: Headers) -> Response | None:
 
 
 class Endpoint:
-    """An ASGI application that runs `handler` or `about` until it has responded or the client has disconnected.
+    """The ASGI application of a route: runs `handler` or `about`, and cancels it if the client disconnects.
 
-    If it `is_open`, requests need no API key.
+    If `is_open` is true, requests need no API key.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class Endpoint:
         self._service = models.default.service  # for the settings that all models share
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request. If the client disconnects, its request is cancelled at once; this is not an error."""
+        """Handle a request. If the client disconnects, cancel the request; this does not count as an error."""
         started = False
 
         async def sent(message: Message) -> None:
@@ -176,7 +178,10 @@ class Endpoint:
         await unless_gone(receive, self._answer(scope, body, respond))
 
     async def _answer(self, scope: Scope, body: bytes, respond: Respond) -> None:
-        """Wait until the model is loaded, and respond. In a stream, send SSE comments during a long wait."""
+        """Run `about` at once, or wait until the model is loaded and run `handler`.
+
+        If the client asked for a stream, send SSE comments during a long wait.
+        """
         if self._handler is None:
             assert self._about is not None  # noqa: S101 - an endpoint without a handler has `about`
             await self._about(self._models, body, respond)
@@ -205,7 +210,8 @@ async def refuse(response: Response, receive: Receive, send: Send, wait: Callabl
     """Send the response to a request that failed.
 
     If the response closes the connection, discard incoming data for at most LINGER_SECONDS before the response ends:
-    closing a socket with unread data resets the connection, and the client may lose the reply. `wait` limits the rate.
+    closing a socket with unread data resets the connection, and the client may lose the reply. Await `wait` before each
+    piece of data, to limit the rate.
     """
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
@@ -219,19 +225,19 @@ async def refuse(response: Response, receive: Receive, send: Send, wait: Callabl
 
 
 async def list_models(models: Models, body: bytes, respond: Respond) -> None:
-    """List the names of all models."""
+    """Respond with a list of all models: an entry for each name of each model."""
     cards = await models.cards()
     pages = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
     await respond(json_response({"object": "list", "data": cards, **pages}))
 
 
 async def describe(models: Models, body: bytes, respond: Respond) -> None:
-    """Describe a model; `body` is its name, from the path."""
+    """Respond with the entry of the model whose name is `body`, from the path."""
     await respond(json_response(await models.card(body.decode())))
 
 
 async def health(models: Models, body: bytes, respond: Respond) -> None:
-    """Report the server's health: status 200, or 503 if the server cannot answer requests."""
+    """Respond with the server's state: status 200, or 503 if the server cannot answer requests."""
     state = models.health
     await respond(json_response({"status": state}, 200 if state == "ok" else 503))
 
@@ -244,12 +250,12 @@ async def ready(models: Models, body: bytes, respond: Respond) -> None:
 
 
 async def openapi(models: Models, body: bytes, respond: Respond) -> None:
-    """Return the OpenAPI document."""
+    """Respond with the OpenAPI document."""
     await respond(json_response(document(models)))
 
 
 async def metrics(models: Models, body: bytes, respond: Respond) -> None:
-    """Report all metrics."""
+    """Respond with all metrics."""
     text, recorder = models.metrics_text(), models.default.service.recorder
     if recorder is not None:
         text += "".join(f"{line}\n" for line in recorder.journal.lines())
@@ -257,10 +263,10 @@ async def metrics(models: Models, body: bytes, respond: Respond) -> None:
 
 
 def snapshots_of(models: Models, query: bytes) -> AsyncIterator[Any]:
-    """Return an iterator over snapshots of the engine of the model that a query string names, or of the default model.
+    """Return an iterator over engine snapshots of one model: the model that `query` names, otherwise the default model.
 
     Raises:
-        ApiError: there is no such model.
+        ApiError: there is no model with the name in `query`.
     """
     return models.snapshots(models.find(QueryParams(query).get("model")))
 
@@ -268,7 +274,7 @@ def snapshots_of(models: Models, query: bytes) -> AsyncIterator[Any]:
 async def converted(
     service: Service, body: bytes, respond: Respond, *, convert: Callable[[Service, bytes], Response]
 ) -> None:
-    """Call `convert` with the body in one of the few threads of `limits.Turns`, and respond with the result."""
+    """Wait for a turn (`limits.Turns`), call `convert` with the body in a thread, and respond with the result."""
     _ = service.engine  # refuse a request at once if it cannot be answered now
     async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
         response = await turn.run(partial(convert, service, body))
@@ -313,12 +319,12 @@ async def tokenizer_info(service: Service, body: bytes, respond: Respond) -> Non
 
 
 def too_many(param: str, n: int, most: int, what: str) -> ApiError:
-    """Return the error for a parameter that is too long."""
+    """Return the error for a parameter with too many bytes or ids, as `what` says."""
     message = f"{param}: {n:,} {what} are too many; at most {most:,} are accepted per request"
     return ApiError(400, message, param=param, code="invalid_value")
 
 
-async def _no_such_route(request: Request, error: Exception) -> Response:
+async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - Starlette calls this for no other error
     path, code = cut(request.scope["path"]), "not_found"
     message = f"{path}: no such route"

@@ -1,4 +1,4 @@
-"""The state of one HTTP call: its requests, and how far their answers are.
+"""The state of one HTTP call: its requests, and the progress of their answers.
 
 The event loop reads this state, and after each step of the scheduler updates it with the `Progress` objects that the
 engine thread has sent.
@@ -38,7 +38,7 @@ class Call:
     Attributes:
         requests: the requests, in the order of the prompts.
         accepted: a future that is done when the scheduler has accepted the requests, or has the error of their refusal.
-        error: the error that refused the requests, or ended at least one of them; None if there was none.
+        error: the error with which the requests were refused, or which ended at least one of them; or None.
         received: the time at which the body had been read and the model was loaded, in seconds of the server's clock.
         tokenized: the time at which all prompts had been encoded.
         client_id: the id that the client gave the HTTP request, or None.
@@ -82,7 +82,7 @@ class Call:
     def phase(self) -> str:
         """The phase of the call, for the SSE comments of a stream: "queued", "prefill n/m" (tokens) or "decode".
 
-        This is the phase of the first request that has no new token yet, or "decode" if every request has one.
+        This is the phase of the first request without a generated token, or "decode" if there is no such request.
         """
         for request in self.requests:
             if request.times.admitted is None:
@@ -92,14 +92,14 @@ class Call:
         return "decode"
 
     def update(self, reached: Mapping[Request, Sequence[Progress]], error: Exception | None = None) -> None:
-        """Publish the progress of the requests, and wake the coroutine that waits in `changed`."""
+        """Store the progress of the requests and the first error, and wake the coroutine that waits in `changed`."""
         self._reached.update({request: list(of) for request, of in reached.items() if request in self._reached})
         self.error = self.error or error
         self._changed.set()
 
     async def changed(self, seconds: float | None = None) -> bool:
         """Wait at most `seconds` for an update; return whether there was one."""
-        # Not asyncio.wait_for, which before Python 3.12 loses a cancellation that arrives together with an update.
+        # Use `move_on_after`: before Python 3.12, `asyncio.wait_for` loses a cancellation that arrives with an update.
         with move_on_after(seconds):
             await self._changed.wait()
         is_new = self._changed.is_set()
@@ -107,7 +107,7 @@ class Call:
         return is_new
 
     async def ended(self) -> None:
-        """Wait until all answers have ended; raise the call's `error` if there is one."""
+        """Wait until the call `has_ended`; raise its `error` if there is one."""
         while not self.has_ended:
             await self.changed()
         if self.error is not None:

@@ -1,7 +1,7 @@
 """The routes /v1/embeddings and /v1/rerank: vectors of texts, and the relevance of documents to a query.
 
-The texts of an HTTP request run in the scheduler, beside requests that generate text: in groups of at most one text per
-slot, sequentially.
+The scheduler runs the texts of an HTTP request beside requests that generate text. The texts run in sequential groups,
+each of at most one text per slot.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
         """The inputs, each a text or a list of token ids.
 
         Raises:
-            ApiError: there are no texts or too many, or texts and token ids are mixed.
+            ApiError: the list is empty or too long, or has items of different types.
         """
         if isinstance(self.input, str):
             return [self.input]
@@ -67,7 +67,7 @@ class Document(msgspec.Struct, forbid_unknown_fields=False):
 
 
 class RerankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/rerank. `instruction` says which documents are relevant; the default is for a web search."""
+    """The body of POST /v1/rerank. `instruction` says which documents are relevant; by default, as in a web search."""
 
     query: str
     documents: list[str | Document]
@@ -81,7 +81,7 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """The texts of the documents.
 
         Raises:
-            ApiError: there are none or too many.
+            ApiError: there are no documents, or too many.
         """
         _check_number("documents", len(self.documents))
         return [one if isinstance(one, str) else one.text for one in self.documents]
@@ -105,11 +105,15 @@ async def rerank(service: Service, body: bytes, respond: Respond) -> None:
     await respond(json_response(_ranked(service, asked, requests)))
 
 
+# The type of `_embeddings` and `_rankings`.
 Read = Callable[[Service, bytes, Callable[[str], None]], tuple[Any, list[Request]]]
 
 
 async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[Any, list[Request]]:
-    """Parse a body in a thread, run one request per text to its end, and return the parsed body and the requests."""
+    """Call `read` with a body in a thread, run the requests to their end, and return the parsed body and the requests.
+
+    `param` is the name of the parameter that has the texts, for errors.
+    """
     received = service.clock()
     _ = service.engine  # refuse a request at once if it cannot be answered now
     try:
@@ -129,8 +133,8 @@ async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[A
 async def _run_some(service: Service, call: Call, *, is_begun: bool) -> None:
     """Run the requests of a call.
 
-    If the queue is full, raise ApiError (429), or wait for room if earlier texts of the HTTP request have already run
-    (`is_begun`).
+    If the queue is full, raise ApiError (429). But if `is_begun` (earlier texts of the HTTP request have already run),
+    wait for room.
     """
     while True:
         try:
@@ -145,7 +149,7 @@ async def _run_some(service: Service, call: Call, *, is_begun: bool) -> None:
 
 
 def _embeddings(service: Service, body: bytes, check: Callable[[str], None]) -> tuple[EmbeddingRequest, list[Request]]:
-    """Return the parameters and a request for each text.
+    """Return the parameters, and a request for each text. Call `check` with a text before it is encoded.
 
     Raises:
         ApiError, EngineError: a parameter is invalid, or a text is too long.
@@ -157,7 +161,7 @@ def _embeddings(service: Service, body: bytes, check: Callable[[str], None]) -> 
 
 
 def _rankings(service: Service, body: bytes, check: Callable[[str], None]) -> tuple[RerankRequest, list[Request]]:
-    """Return the parameters and a request for each document; errors as for `_embeddings`."""
+    """Do the same as `_embeddings` for /v1/rerank: return the parameters, and a request for each document."""
     asked, prompts = parse(body, RerankRequest, NOOPS_OF_TEXTS), service.engine.prompts
     service.check_model(asked.model)
     adapter = service.adapter(asked.model)

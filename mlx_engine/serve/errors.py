@@ -28,9 +28,8 @@ PLACE = re.compile(r"(messages\S*) to be ")
 # context length is".
 TOO_LONG = "the prompt is too long: with max_tokens, this model's maximum context length is exceeded on this server; "
 
+# TYPES maps an HTTP status to the error type of OpenAI's API, MESSAGES_TYPES to that of the API of /v1/messages.
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-
-# The error types of the API of /v1/messages, by HTTP status.
 MESSAGES_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -47,7 +46,7 @@ REQUEST_ID = "request-id"
 # The id of the request to /v1/messages that the current asyncio task handles; None for requests of other APIs.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
-# The most characters of a value of the request that an error message quotes, and of a whole error message.
+# The most characters of a value of the request that is quoted in an error message, and of the whole message.
 MOST_NAME, MOST_MESSAGE = 200, 1000
 
 
@@ -97,7 +96,7 @@ def is_of_messages(path: str) -> bool:
 
 
 def messages_error(error: ApiError) -> dict[str, object]:
-    """Return the body of an error in the API of /v1/messages, with `request_id`, or a new id if that is None."""
+    """Return the body of an error in the API of /v1/messages, with `request_id` or, if it is None, a new id."""
     kind = MESSAGES_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     found = {"type": kind, "message": error.message}
     return {"type": "error", "error": found, "request_id": request_id.get() or new_id("req_")}
@@ -115,11 +114,11 @@ class ClientGoneError(Exception):
 def forget(error: BaseException | None) -> None:
     """Clear the local variables of all frames in the tracebacks of an error and of its causes.
 
-    A local variable may hold a request body of many megabytes. Local variables and the error refer to each other, so
-    all would otherwise stay in memory until the next garbage collection.
+    A local variable may hold a request body of many megabytes. The error refers to the local variables, and one of them
+    may refer to the error. Such a cycle would keep the body in memory until the next garbage collection.
     """
     seen = set[int]()
-    while error is not None and id(error) not in seen:  # an error may be its own cause
+    while error is not None and id(error) not in seen:  # causes may form a cycle
         seen.add(id(error))
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -147,7 +146,7 @@ def api_error(error: Exception, prompt: str) -> ApiError:
         return ApiError(400, text, param=param, code="invalid_value")
     if isinstance(error, ChatTemplateError | TokenizerError):
         return ApiError(400, text, param=prompt, code="invalid_value")
-    if isinstance(error, ConstraintError):  # not 500: clients would repeat the request, which would fail again
+    if isinstance(error, ConstraintError):  # with 500, clients would repeat the request in vain
         return ApiError(400, text, code="invalid_value")
     if isinstance(error, EngineError):
         return ApiError(500, text, code="engine_error")
@@ -156,6 +155,6 @@ def api_error(error: Exception, prompt: str) -> ApiError:
 
 
 def _without_folder(text: str) -> str:
-    """Remove the folder from a path that begins a message, because clients must not learn the server's paths."""
+    """If a message begins with an absolute path, remove its folder: clients must not learn the server's paths."""
     place, colon, rest = text.partition(": ")
     return f"{PurePath(place).name}{colon}{rest}" if PurePath(place).is_absolute() else text

@@ -64,9 +64,9 @@ COUNT = Form(count_request, MessagesReply, "messages")
 async def generate(service: Service, body: bytes, respond: Respond, *, form: Form) -> None:
     """Read a request, run it, and respond.
 
-    Before the body is parsed, one place in the slots or the queue is reserved; when the number of answers is known, one
-    place per answer. Bodies are parsed only in turns (`limits.Turns`), few at the same time, because parsed data takes
-    more memory than the bytes.
+    Before the body is parsed, reserve one place in the slots or the queue; when the number of answers is known, reserve
+    one place per answer. `limits.Turns` lets few bodies be parsed at the same time, because parsed data takes more
+    memory than the body, and parsing holds the GIL.
     """
     received, is_large = service.clock(), len(body) > LARGE
     _ = service.engine  # raises 503 if the engine accepts no requests
@@ -85,7 +85,7 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
         reply = form.reply(call, service.engine.tokenizer, **_about(service, params, reading))
         params.forget_prompt()
         del reading
-    # No await between the `with` above and the submission in `_answer`: another request could take the reserved places.
+    # The reservation has ended, so no other task may run, and take the places, before `_answer` submits the call.
     await _answer(service, params, call, reply, respond, form.prompt)
 
 
@@ -167,13 +167,13 @@ def begun(
     is_free: bool = True,
     check: Callable[[str], None] = unchecked,
 ) -> list[int]:
-    """Append the client's beginning of the answer, `reading.begun`, to the prompt `ids`.
+    """Return the prompt `ids`, followed by the tokens of `reading.begun`: the beginning of the answer, from the client.
 
-    Generation then continues this text. `check` is called with the text before it is encoded.
+    Generation then continues this beginning. Before its text is encoded, `check` is called with the text.
 
     Raises:
-        ApiError: the answer has a constraint (not `is_free`), which would apply only to the new tokens; or the template
-            ends the prompt with the beginning of reasoning, which the text would continue.
+        ApiError: the answer has a constraint (`is_free` is false), which would apply only to the new tokens; or the
+            prompt ends with the beginning of reasoning, so the text would become a part of the reasoning.
     """
     if not reading.begun:
         return ids
@@ -207,7 +207,7 @@ def _count(service: Service, body: bytes, turn: Turn) -> int:
 
 
 def check_text(service: Service, turn: Turn, text: str) -> None:
-    """Check, before a text is encoded, that the client is connected and the text is not too long."""
+    """Raise an error if the client has disconnected or the text is too long; called before the text is encoded."""
     turn.check()
     service.check_length(text)
 
@@ -256,7 +256,7 @@ async def _events(service: Service, call: Call, reply: Reply, param: str) -> Asy
 
 
 def logged(error: ApiError, cause: Exception) -> ApiError:
-    """Write the traceback of an internal error to the log; return the error."""
+    """Return `error`. If it is an internal error, also write the traceback of its cause to the log."""
     if error.code == "internal_error":
         LOGGER.error("a request failed", exc_info=cause)
     return error

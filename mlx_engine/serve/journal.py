@@ -1,9 +1,9 @@
-"""The journal of `serve --journal`: one JSON line per request, with its answers and all data to run it again.
+"""The journal of `serve --journal`: a JSON line per request, with its answers and all data needed to run it again.
 
 A thread appends the lines, so that a slow or full disk never delays answers.
 
-`replay`, which the command of that name calls, runs the requests of a journal again, and compares every token and
-log-probability. So it shows whether another machine, version or option changes any answer.
+The command `replay` calls the function `replay`, which runs the requests of a journal again, and compares every token
+and log-probability. So the command shows whether another machine, version or option changes any answer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ QUEUE = 1024
 class Journal:
     """Appends lines to a file. A line that cannot be written is lost.
 
-    `lost` counts these lines by reason: the "queue" was full, the "disk" failed, or an "error" in making the line.
+    `lost` counts the lost lines by reason: "queue" (it was full), "disk" (writing failed), "error" (encoding failed).
     """
 
     def __init__(self, path: Path, *, warn: Callable[[str], None], queue: int = QUEUE) -> None:
@@ -87,7 +87,7 @@ class Journal:
             self._warn_once("the disk is too slow")
 
     def close(self, seconds: float = 5.0) -> None:
-        """Write the waiting lines and end the thread; give up after `seconds`."""
+        """Write the waiting lines and end the thread; give up after at most twice `seconds`."""
         try:
             self._queue.put(None, timeout=seconds)
         except Full:
@@ -137,7 +137,7 @@ def _is_torn(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-# Options that are not written: some change no token, and the fields of `sampling` are written instead of `sampling`.
+# Options that are not written: options that change no token, and `sampling`, whose fields are written instead.
 LEFT_OUT = ("sampling", "logprobs", "timeout", "prediction")
 
 # The options of `load` that a line may have; the command `replay` passes them to `load`.
@@ -149,8 +149,8 @@ class ModelId(msgspec.Struct, frozen=True):
 
     name: str  # in the API
     source: str  # a path, a hub id or "builtin"
-    digest: str  # the identity of its files, see `checkpoint/identity.py`
-    options: dict[str, Any]  # the keyword arguments of `load` that can change its answers, see `LOAD_OPTIONS`
+    digest: str  # the identity of the model's files, see `checkpoint/identity.py`
+    options: dict[str, Any]  # the keyword arguments of `load` that can change answers, see `LOAD_OPTIONS`
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -163,7 +163,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, output: Output, progress: Progress) -> Choice:
-        """Return the answer with the first `progress.n_tokens` tokens of `output`: those that the event loop knew."""
+        """Return the answer with the tokens of `output` that `progress` counts."""
         ids = output.token_ids[: progress.n_tokens]
         values = [token.logprob for token in (output.logprobs or [])[: progress.n_tokens]]
         packed = base64.b64encode(np.array(values, "<f4").tobytes()).decode()
@@ -181,7 +181,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str  # of the reply
     client_id: str | None  # the id that the client gave the HTTP request
-    received: float  # when the server had read the request, in Unix seconds
+    received: float  # when the body was read and the model was loaded, in Unix seconds
     ended: Literal["finished", "cancelled", "failed"]
     error: str | None  # the name of the exception's class, if the request failed
     version: str  # of mlx_engine
@@ -200,7 +200,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return max(len(choice.token_ids) for choice in self.choices)
 
     def run_options(self) -> Options:
-        """Return the options to run the request again; if it was cancelled or failed, `max_tokens` is `n_tokens`.
+        """Return the options to run the request again. If it was cancelled or failed, `max_tokens` is `n_tokens`.
 
         Raises:
             OptionError, TypeError: an option is invalid.
@@ -256,7 +256,7 @@ class Recorder:
         self._about = {"version": mlx_engine.__version__, "backend": backend, "slots": slots, "model": model}
 
     def record(self, call: Call, reply_id: str) -> None:
-        """Write the requests of a call that has ended or whose client has disconnected, if it had been accepted."""
+        """Add a line for each request of a call, if it was accepted; called when it has ended or its client is gone."""
         written, ended = self._clock(), "failed" if call.error is not None else "finished"
         about = {
             **self._about,
@@ -300,11 +300,11 @@ class Result(NamedTuple):
 
     number: int  # of its line
     differences: Sequence[str] = ()  # a text for each answer that differs
-    error: Exception | None = None  # the reason why the request could not be run, or failed
+    error: Exception | None = None  # why the request was refused or failed; None if it ended normally
 
     @property
     def agrees(self) -> bool:
-        """Whether every answer is the one in the journal."""
+        """Whether every answer is equal to the answer in the journal."""
         return not self.differences and self.error is None
 
 
@@ -330,8 +330,8 @@ def read_journal(path: Path) -> Iterator[Line]:
 def replay(engine: Engine, entries: Sequence[tuple[int, Entry]], slots: int) -> Iterator[Result]:
     """Run requests again, `slots` answers at the same time, and yield a result for each request when it ends.
 
-    A request with more answers than `slots` runs in a scheduler with one slot per answer. Each of `entries` is a line
-    number and its entry.
+    If a request has more answers than `slots`, it runs in a scheduler with one slot per answer. Each of `entries` is
+    the number of a line, and the entry in this line.
     """
     by_slots = defaultdict(list)
     for number, entry in entries:

@@ -1,4 +1,4 @@
-"""Check the API key, and bound the share of time for which reading requests holds the GIL.
+"""Check the API key, and limit the share of time in which the GIL is held to read requests.
 
 The event loop, the engine thread and the threads that parse and encode requests share the GIL. Reading requests must
 leave the GIL free for most of the time, so that `/health` is answered and tokens are generated. So large bodies are
@@ -34,7 +34,7 @@ client_id: ContextVar[str | None] = ContextVar("client_id", default=None)
 
 
 def note_client_id(headers: Headers) -> None:
-    """Set `client_id` in the task that handles a request and in the tasks that it starts."""
+    """Set `client_id` to the id that the client gave the request, for the current task and the tasks that it starts."""
     given = next((headers[name] for name in ID_HEADERS if name in headers), None)
     client_id.set(None if given is None else given[:MOST_ID])
 
@@ -59,7 +59,7 @@ async def read_body(receive: Receive, headers: Headers, limit: int, seconds: flo
     """Return the body of a request.
 
     Raises:
-        ApiError: the body is larger than `limit` bytes, or has not arrived in time.
+        ApiError: the body is larger than `limit` bytes, or has not arrived within `seconds`.
         ClientGoneError: the client has closed the connection.
     """
     announced = headers.get("content-length", "0")
@@ -93,8 +93,8 @@ TURNS, LARGE_TURNS = 2, 1
 # A request is large if its body has more bytes than this, otherwise small.
 LARGE = 1 << 16
 
-# The most large requests, and the most small ones, that wait for a turn; a further one gets status 429. Small requests
-# that generate text are never refused here (not `is_bounded`): the queue of answers bounds them (`Worker.reserved`).
+# The most large requests, and the most small ones, that wait for a turn; further requests get status 429. If a small
+# request generates text (`is_bounded` is false), it is not refused here: `Worker.reserved` limits these requests.
 MOST_WAITING = 16
 
 # Seconds between reading two pieces of large bodies. A piece has at most 256 KiB (`LARGE_READ` in server.py); the event
@@ -105,7 +105,7 @@ T = TypeVar("T")
 
 
 class Bodies:
-    """Reads large bodies in pieces, at a bounded rate, and bounds the memory that they take."""
+    """Reads large bodies in pieces, at a bounded rate, and limits the memory of these bodies."""
 
     def __init__(self) -> None:
         self._n_bytes = 0
@@ -115,8 +115,8 @@ class Bodies:
     def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
         """Return a function that receives the ASGI messages of one body, for use in the `with` block.
 
-        After each LARGE bytes, the function calls `wait`. Before each message after the first, it calls `check`, which
-        may raise an exception to end reading.
+        Whenever LARGE or more bytes have arrived, the function awaits `wait` before the next message. Before each
+        message after the first, it calls `check`, which may raise an exception to end reading.
 
         Raises:
             ApiError: raised by the returned function if the large bodies that are being read have more than `most`
@@ -177,8 +177,8 @@ class Turn:
         If the caller is cancelled, the thread continues until `work` ends or calls `check`.
         """
         self.running = future = asyncio.get_running_loop().run_in_executor(None, work)
-        # Retrieve the error here, too: if the caller is cancelled when the work fails, asyncio would log it as never
-        # retrieved.
+        # Retrieve the error here, too. If the work fails after the caller was cancelled, asyncio would otherwise log
+        # that the error was never retrieved.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             await asyncio.wait({future})  # unlike `await future`, this does not cancel the future
@@ -211,7 +211,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, *, is_large: bool, is_bounded: bool = False) -> AsyncIterator[Turn]:
-        """Wait for a turn. The turn ends with the `with` block or, if its thread is still working then, with this work.
+        """Wait for a turn. The turn ends when the `with` block has ended and the turn's thread has finished its work.
 
         Raises:
             ApiError: MOST_WAITING requests of this size (large or small) wait, and this one is large or `is_bounded`.
@@ -246,6 +246,6 @@ class Turns:
     def _end(self, turn: Turn) -> None:
         (self._running if turn in self._running else self._waiting).remove(turn)
         self._begin()
-        # glibc would otherwise keep the memory that large requests have freed.
+        # Give freed memory back to the system: glibc would keep it, and large requests free much.
         if turn.is_large and not self._running:
             give_back_freed()

@@ -31,7 +31,7 @@ from mlx_engine.serve.reading import (
 from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
-# The signature of all reasoning blocks, because some clients send back only signed blocks. It is never checked.
+# The signature of every reasoning block: some clients send back only blocks with a signature. It is never checked.
 SIGNATURE = "mlx_engine"
 
 ROLES = ("user", "assistant", "system")
@@ -338,7 +338,7 @@ class MessagesReply(PartsReply):
 
 
 def _object(text: str) -> Json:
-    """Parse the arguments of a call, because the API requires an object; return {} if they were cut off."""
+    """Return the arguments of a call as the object that the API requires; {} if they were cut off."""
     try:
         found = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

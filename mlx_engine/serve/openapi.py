@@ -1,7 +1,7 @@
 """The OpenAPI document of the server, from the types of its requests and replies.
 
-The types define the parameters. This module adds the further requirements of the engine and of the requests' `check`
-methods.
+The types define the parameters. This module adds the requirements that the types do not express: the engine and the
+requests' `check` methods enforce them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from mlx_engine.tokenizer.chat_prompt import ROLES
 
 Schema = dict[str, Any]
 
-# Values that count as an absent field: clients send an assistant's message back with its null and empty fields.
+# Values that count as an absent field, because clients send back an assistant's message with null and empty fields.
 ABSENT: Schema = {"enum": [None, []]}
 ALTERNATIVES: Schema = {"minimum": 0, "maximum": MOST_ALTERNATIVES}
 TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
 STOP: Schema = {"minLength": 1, "maxLength": LONGEST_STOP}
 
-# Bounds of parameters that the Python types do not express. Most are declared in `mlx_engine.options`.
+# Maps parameters to bounds that their Python types do not express. Most bounds are declared in `mlx_engine.options`.
 LIMITS: Mapping[str, Schema] = {
     "max_tokens": {"minimum": 0},
     "max_completion_tokens": {"minimum": 0},
@@ -59,7 +59,7 @@ LIMITS: Mapping[str, Schema] = {
     "stop": STOP,
 }
 
-# The errors that a route can reply with, by HTTP status.
+# Maps the HTTP statuses of errors to their descriptions.
 ERRORS = {
     400: "A parameter is invalid; `param` names it.",
     401: "The API key is missing or wrong.",
@@ -81,11 +81,11 @@ class Operation(NamedTuple):
     path: str
     name: str  # the operation's id in the document
     summary: str
-    reply: type[msgspec.Struct] | None  # of the whole reply; None for plain text
+    reply: type[msgspec.Struct] | None  # the type of a whole reply; None for plain text
     errors: tuple[int, ...] = POST_ERRORS
     request: type[msgspec.Struct] | None = None
-    chunk: type[msgspec.Struct] | None = None  # of an event's data in a stream; None if the route has no streams
-    failure: type[msgspec.Struct] = replies.ErrorReply  # of an error's body
+    chunk: type[msgspec.Struct] | None = None  # the type of a stream event's data; None without streams
+    failure: type[msgspec.Struct] = replies.ErrorReply  # the type of an error's body
     is_ended_by_done: bool = True  # whether a stream ends with the event "[DONE]"
 
 
@@ -136,7 +136,7 @@ OPERATIONS = [
 class Limits(NamedTuple):
     """The bounds of the served model. With several models, or if the model can be unloaded, only `names` is set."""
 
-    names: list[str] | None  # of all models; None if any name is served
+    names: list[str] | None  # the names of all models; None if any name is served
     slots: int | None = None  # the largest number of answers to each prompt of a request
     last_id: int | None = None  # the last token id
     context: int | None = None  # the largest number of tokens of a prompt and its answer
@@ -266,7 +266,7 @@ def _limit(schemas: dict[str, Any], of: Limits) -> None:
 
 
 def _limit_texts(schemas: dict[str, Any], of: Limits, ids: Schema) -> None:
-    """Do the same as `_limit` for embedding and rerank requests."""
+    """Do the same as `_limit` for embedding and rerank requests; `ids` is the schema of a list of token ids."""
     several: Schema = {"type": "array", "minItems": 1, "maxItems": MOST_TEXTS}
     text, dimensions = TEXTS["items"], {"minimum": 1, **_most("maximum", of.hidden_size)}
     embedding, ranking = schemas["EmbeddingRequest"]["properties"], schemas["RerankRequest"]["properties"]
@@ -292,7 +292,7 @@ def _blocks(most: int | None) -> Schema:
 
 
 def _items(most: int | None) -> Schema:
-    """Return the schemas of the parameters of /v1/responses, with at most `most` items, that types express in part."""
+    """Return the schemas of parameters of /v1/responses; `input` has at most `most` items."""
     message = _object({"role": {"enum": list(ITEM_ROLES)}, "content": _content()})
     message["properties"]["type"] = {"const": "message"}
     kinds: dict[str, Any] = {
@@ -303,8 +303,8 @@ def _items(most: int | None) -> Schema:
     known = [_part(kind, *about) for kind, about in kinds.items()]
     others = _object({"type": {"type": "string", "not": {"enum": ["message", "item_reference", *kinds]}}})
     items = {"type": "array", "minItems": 1, **_most("maxItems", most), "items": {"anyOf": [message, *known, others]}}
-    # At least one item must be a message, a call or a result. Reasoning items alone do not suffice: the server drops
-    # those that another server has encrypted.
+    # At least one item must be a message, a call or a result. Reasoning items alone do not suffice, because the server
+    # drops reasoning that another server has encrypted.
     items["contains"] = {"anyOf": [message, *known[1:]]}
     return {
         **{name: {"enum": list({None, HARMLESS.get(name)})} for name in REFUSED},
@@ -316,12 +316,12 @@ def _items(most: int | None) -> Schema:
 
 
 def _content() -> Schema:
-    """Return the schema of a content: a text, or a list of parts with text and of ignored parts."""
+    """Return the schema of a content: a text, or a list of parts. A part has text, or is ignored."""
     return {"anyOf": [TEXT, {"type": "array", "items": {"anyOf": _parts()}}]}
 
 
 def _parts(*others: str) -> list[Schema]:
-    """Return the schemas of parts with text, and one for ignored parts: any type except text, media and `others`."""
+    """Return a schema for each part with text, and one for ignored parts: all types except text, media and `others`."""
     texts = [_part(kind, {key: TEXT}) for kind, key in TEXT_PARTS.items()]
     left_out = {"type": "string", "not": {"enum": [*TEXT_PARTS, *MEDIA, *others]}}
     return [*texts, _object({"type": left_out})]

@@ -3,10 +3,10 @@
 Any web page can make the browser send requests to a server on the user's machine. Three checks refuse such requests:
 
 - Origin: browsers add this header to all requests except some GET requests. A request with another page's origin is
-  refused, also if it is a preflight request (with which a browser asks for permission).
+  refused. This includes preflight requests, with which a browser asks whether the page may send a request.
 - Content-Type: without a preflight request, a page can send a body as plain text, but not as JSON. So every body must
   be declared as JSON.
-- Host: a page can read replies to GET requests without an Origin only by DNS rebinding: the attacker changes the DNS
+- Host: if a GET request has no Origin, a page can read the reply only by DNS rebinding: the attacker changes the DNS
   entry of the page's host to the server's address, so that the browser treats page and server as one site. The header
   Host then has the name of the page's host, which is no name of this server.
 """
@@ -34,7 +34,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def host_name(text: str) -> str | None:
-    """Return a host in lower case, without brackets and a dot at its end; None for other texts, such as HOST:PORT."""
+    """Return a host in lower case, without brackets and final dot; None if the text is no host, such as HOST:PORT."""
     if ":" in text:
         try:
             return str(ipaddress.IPv6Address(text.removeprefix("[").removesuffix("]")))
@@ -83,8 +83,8 @@ def check_origin(headers: Headers, origins: Collection[str]) -> None:
     for origin in headers.getlist("origin"):
         if "*" not in origins and origin not in origins and not _is_own(origin, headers.get("host", "")):
             message = (
-                f"the header Origin, {cut(origin)!r}, is another web page; start the server with --cors ORIGIN if this "
-                "page may use it"
+                f"the header Origin, {cut(origin)!r}, names another web page; if this page may use the server, "
+                "start the server with --cors ORIGIN"
             )
             raise ApiError(403, message, code="origin_not_allowed")
 

@@ -1,7 +1,8 @@
-"""The routes of the chat page: `/` is the page, and `/events` streams the engine's statuses for its live view.
+"""The routes of the chat page: `/` is the page, and `/events` streams the engine's statuses for the page's live view.
 
 The page is one file, `page.html`. Its Content-Security-Policy allows only the page's own script and style, by their
-hashes, and only requests to this server. So neither a model's text nor a prompt can run scripts or load anything.
+hashes, and only requests to this server. So texts of models and prompts can neither run scripts nor load data from
+other servers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from mlx_engine.serve.sse import EventStream, event, unless_gone
 from mlx_engine.serve.status import Status
 
 FILE = Path(__file__).with_name("page.html")
-# PAUSE is the least seconds between two events. After HEARTBEAT seconds without a status, a comment is sent, so that
+# At least PAUSE seconds pass between two events. After HEARTBEAT seconds without a status, a comment is sent, so that
 # proxies do not close the idle connection.
 PAUSE, HEARTBEAT = 0.2, 15.0
 
@@ -40,10 +41,10 @@ def routes(
 ) -> list[Route]:
     """Return the routes of the page.
 
-    `snapshots` yields the latest status of the model that a query string names, and then newer statuses (a slow reader
-    misses some). It raises ApiError if there is no such model. `refusal` returns the response to a request whose
-    headers lack the API key, otherwise None. It is called only for `/events`: `/` contains no data, and the page asks
-    the user for the key when a request is answered with 401.
+    `snapshots` gets a query string, which may name a model; it yields the model's latest status, and then newer ones (a
+    slow reader misses some). It raises ApiError if there is no such model. If the headers of a request lack the API
+    key, `refusal` returns the response, otherwise None. It is called only for `/events`: `/` contains no data, and the
+    page asks the user for the key when a request is answered with 401.
     """
     text = FILE.read_text(encoding="utf-8")
     headers = {
@@ -92,14 +93,17 @@ def policy(text: str) -> str:
 
 
 def _hashes(text: str, tag: str) -> str:
-    """Return the hashes of all inline elements of a tag, as sources for the policy."""
+    """Return the hashes of all inline elements with this tag, as sources for the policy."""
     found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, flags=re.DOTALL)
     digests = [base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode() for inner in found]
     return " ".join(f"'sha256-{digest}'" for digest in digests)
 
 
 async def statuses(snapshots: AsyncIterator[Status], *, pause: float, heartbeat: float) -> AsyncIterator[bytes]:
-    """Yield an event for each status that differs from the one before, and a comment after `heartbeat` idle seconds."""
+    """Yield an event for each status that differs from the one before, and wait `pause` seconds after each event.
+
+    After each `heartbeat` seconds without a status, yield a comment.
+    """
     last = b""
     waiting: asyncio.Task[Status | None] | None = None
     try:

@@ -35,8 +35,9 @@ def _one_of(*values: object) -> Schema:
     return {"enum": [*values, None]}
 
 
-# LABELS and the NOOPS_OF_ tables: for each parameter that is not implemented, a JSON Schema of the values without
-# effect. `openapi.py` publishes the schemas. LABELS are names and hints that do not affect the computation.
+# LABELS and the NOOPS_OF_ tables map each parameter that is not implemented to a JSON Schema of its accepted values,
+# which have no effect. `openapi.py` publishes the schemas. LABELS has names and hints that do not affect
+# the computation.
 LABELS = {
     "user": ANY,
     "metadata": ANY,
@@ -87,7 +88,7 @@ def _changes_nothing(value: object, schema: Schema) -> bool:
     return "enum" not in schema or any(value == one and type(value) is type(one) for one in schema["enum"])
 
 
-# The default of OpenAI's /v1/completions.
+# The default of max_tokens in OpenAI's /v1/completions.
 COMPLETION_TOKENS = 16
 
 # A key of logit_bias: without leading zeros, so that no id occurs twice; of at most ten digits, because `int` raises
@@ -96,6 +97,7 @@ TOKEN_ID = "0|[1-9][0-9]{0,9}"
 
 SEEDS = range(-(1 << 63), 1 << 64)
 
+# Parts of the error messages of msgspec.
 PLACE = re.compile(r"(.*?) - at `\$\.?(.*)`", re.DOTALL)
 FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
 
@@ -107,7 +109,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-# The engine options that are request parameters, by the name of the option.
+# Maps the name of each engine option that is a request parameter to its declaration.
 DECLARED = {f.name: about for f, about in declared() if about.parameter is not None}
 
 if TYPE_CHECKING:
@@ -139,7 +141,8 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True):
     def shown(self) -> dict[str, Any]:
         """Return the tool in the form that chat templates read.
 
-        Absent keys get empty values, because some templates read every key. Only `strict` is left out if not true.
+        Absent keys get empty values, because some templates read every key. Only the key `strict` is left out, unless
+        it is true.
         """
         about = self.function
         schema = about.parameters or {"type": "object", "properties": {}}
@@ -182,7 +185,7 @@ class Reading(NamedTuple):
 
     prompts: Sequence[Any]  # each gets `Body.n_choices` answers
     ignored: Sequence[str] = ()  # the names of parameters and parts of the request that the server ignores
-    about: Mapping[str, Any] = {}  # keyword arguments of the class of the reply
+    about: Mapping[str, Any] = {}  # keyword arguments for making the `replies.Reply`
     choice: ToolChoice = ToolChoice()  # which tools of the prompt an answer must or may call
     begun: str = ""  # the given beginning of the answer, which generation continues
     begun_in: str = "continue_final_message"  # the parameter that has `begun`, for error messages
@@ -233,7 +236,7 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
         return Asked()
 
     def read(self, template: str | None) -> Reading:
-        """Return the prompts for a model with this chat template. Called in a thread, because it may take time."""
+        """Read the request for a model with this chat template; called in a thread, because it may take time."""
         raise NotImplementedError
 
     def forget_prompt(self) -> None:
@@ -317,7 +320,8 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
         _require(bool(self.stream) or self.stream_options is None, "stream_options", "needs stream: true")
 
 
-# How much the model thinks, if its chat template reads an effort. "none" also turns thinking off, if the template can.
+# How much the model thinks, if its chat template reads an effort. "none" also turns thinking off, if the template
+# has a switch.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -389,7 +393,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         return ToolChoice.of(form, is_parallel=self.parallel_tool_calls is not False)
 
     def check(self, slots: int) -> None:
-        """Check the request; of messages only the roles, because the engine checks the rest."""
+        """Check the request. The engine checks the messages, except their roles and a message to continue."""
         super().check(slots)
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         _require(len(limits) < 2, "max_tokens", "must be the same as max_completion_tokens", self.max_tokens)
@@ -430,12 +434,12 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def is_scored(self) -> bool:
-        """Whether `logprobs` of a choice has the tokens of the prompt, too."""
+        """Whether the key `logprobs` of a choice also has the prompt's tokens."""
         return bool(self.echo) and self.logprobs is not None
 
     @property
     def n_scored(self) -> int | None:
-        """The larger of `prompt_logprobs` and, if an echo is scored, `logprobs`; None if neither applies."""
+        """The larger of `prompt_logprobs` and, if `is_scored`, `logprobs`; None if neither is requested."""
         needs = [n for n in (self.prompt_logprobs, self.logprobs if self.is_scored else None) if n is not None]
         return max(needs, default=None)
 
@@ -466,8 +470,8 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /tokenize, in llama.cpp's form (`content`) or in vLLM's (`prompt`).
 
-    Control tokens that are spelled in `prompt` become their ids; those in `content` only with `special`. A BOS token is
-    added to `prompt` if the model's files ask for one, unless `add_special_tokens` is false.
+    A control token that is spelled in `prompt` becomes its id; in `content`, it does so only if `special` is true.
+    A BOS token is added to `prompt` if the model's files ask for it, unless `add_special_tokens` is false.
     """
 
     content: str | None = None
@@ -493,7 +497,8 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
 
 
-# Parameters with data of the client, which templates or constraints read: `parse` keeps floats such as 1.0 in them.
+# Parameters with data of the client, in which `parse` keeps floats such as 1.0, because templates or constraints read
+# these data.
 AS_IS = (
     *("messages", "chat_template_kwargs", "input", "system", "tools"),
     *("response_format", "structured_outputs", "guided_json"),
@@ -569,7 +574,7 @@ def _bias(given: Mapping[str, float]) -> dict[int, float]:
     return {int(key): value for key, value in given.items()}
 
 
-# Conversions of parameters whose values differ from those of the engine's option.
+# Maps a parameter to the function that converts its values to values of the engine's option, if these differ.
 READ: Mapping[str, Callable[[Any], Any]] = {"top_k": _top_k, "seed": _seed, "logit_bias": _bias}
 
 
@@ -578,7 +583,7 @@ def _require_alternatives(param: str, n: int | None) -> None:
 
 
 def _require(holds: bool, param: str, rule: str, found: object = None) -> None:
-    """Raise ApiError unless `holds`. The message has the parameter, its rule, and the value that was found, if any."""
+    """Raise ApiError unless `holds`. The message has the parameter, its rule, and, unless it is None, `found`."""
     if not holds:
         instead = "" if found is None else f", not {found!r:.80}"
         raise ApiError(400, f"{param} {rule}{instead}", param=param, code="invalid_value")
@@ -594,7 +599,7 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The format of an answer, as OpenAI's API names it."""
+    """The format of an answer, in the form of OpenAI's API."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -623,6 +628,7 @@ class Asked(NamedTuple):
     ignored: tuple[str, ...] = ()  # the schema's keywords that were dropped, as "PARAMETER: PATH"
 
 
+# Maps a kind of constraint, as vLLM's parameters name it, to the function that makes the constraint.
 HOW: Mapping[str, Callable[[Any], Constraint]] = {
     "json": Constraint.json_schema,
     "regex": Constraint.regex,
@@ -655,7 +661,7 @@ def asked(given: Parameters) -> Asked:
 
 
 def asked_format(form: ResponseFormat, param: str) -> Asked:
-    """Return the constraint of a response format, the request's parameter `param`; raise ApiError if it is invalid."""
+    """Return the constraint of a response format; raise ApiError if it is invalid. `param` is its parameter."""
     given = form.json_schema
     if form.is_text:
         return Asked()
@@ -671,7 +677,7 @@ def asked_format(form: ResponseFormat, param: str) -> Asked:
 
 @contextmanager
 def named(param: str) -> Iterator[None]:
-    """Convert errors about the constraint in this block to errors of the parameter."""
+    """In the `with` block, convert each OptionError about the constraint to an ApiError about the parameter."""
     try:
         yield
     except OptionError as error:

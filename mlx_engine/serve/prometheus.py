@@ -28,7 +28,7 @@ class Counter:
         self._values: dict[str, float] = {} if label else {"": 0.0}
 
     def add(self, n: float = 1, value: str = "") -> None:
-        """Add n; with a label, to the number of the label's value `value`."""
+        """Add n to the counter; if it has a label, to the number for this value of the label."""
         self._values[value] = self._values.get(value, 0.0) + n
 
     def lines(self) -> Iterator[str]:
@@ -53,7 +53,7 @@ class Histogram:
             self._sum += value
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the text format: counts are cumulative."""
+        """Yield the lines of the text format, with cumulative counts."""
         yield from _head(self._name, self._about, "histogram")
         total = 0
         for bound, n in zip(self._bounds, self._counts, strict=True):
@@ -63,7 +63,7 @@ class Histogram:
         yield f"{self._name}_count {total}"
 
 
-# Gauges of the prefix cache on disk: the descriptions, by the field of `DiskStats`.
+# Maps fields of `DiskStats` to descriptions of the gauges of the prefix cache on disk.
 DISK = {
     "nbytes": "Bytes of files of prefixes.",
     "written": "Files of prefixes that were written.",
@@ -74,7 +74,7 @@ DISK = {
 
 
 class Metrics:
-    """The metrics of one model, or those that belong to no model; updated and read in the event loop."""
+    """The metrics of one model or, for errors that belong to no model, of the server; used in the event loop."""
 
     def __init__(self) -> None:
         self.errors = Counter("http_errors", "Responses with an error, by HTTP status.", "status")
@@ -143,7 +143,7 @@ class Metrics:
             self._between.observe(seconds)
 
     def text(self, load: Load) -> str:
-        """Return all metrics, including the current use of the engine."""
+        """Return all metrics as text, including the current use of the engine."""
         return "".join(f"{line}\n" for lines in self.families(load) for line in lines)
 
     def families(self, load: Load) -> list[Iterator[str]]:
@@ -166,8 +166,8 @@ def text_of_models(
 
     Args:
         server: counts errors and disconnected clients, which belong to no model.
-        models: the metrics of each model, and the use of its engine, by the model's name.
-        loads: how often each model has been loaded, and whether it is loaded now, by the model's name.
+        models: maps the name of each model to its metrics and the use of its engine.
+        loads: maps the name of each model to how often it has been loaded, and whether it is loaded now.
     """
     families: dict[tuple[str, str], list[str]] = {}
     for name, (metrics, load) in models.items():

@@ -1,4 +1,4 @@
-"""Shared by /v1/responses and /v1/messages: read a request as messages and tools, write an answer as events.
+"""For /v1/responses and /v1/messages: read a request as messages and tools, and write an answer as events.
 
 Chat completions use only `thinking_variables`. A parameter `at` is the place of a value in the request, for errors.
 """
@@ -20,7 +20,7 @@ from mlx_engine.tokenizer.chat_prompt import SWITCHES, reads
 
 Json = dict[str, Any]
 
-# The types of parts that have text, and the key of the text.
+# Maps each type of part that has text to the key of the text.
 TEXTS = {
     "text": "text",
     "input_text": "text",
@@ -28,14 +28,15 @@ TEXTS = {
     "refusal": "refusal",
     "reasoning_text": "text",
 }
+# The types of parts that are refused, because the server reads only text.
 MEDIA = ("image", "input_image", "image_url", "document", "input_file", "file", "input_audio", "video")
 
-# The effort for chat templates, by the effort of a request; all other efforts become "high".
+# Maps the effort in a request to the effort for chat templates; all other efforts become "high".
 EFFORTS = {"none": "low", "minimal": "low", "low": "low", "medium": "medium"}
 
 
 class Chat:
-    """The messages of a chat, written turn by turn. A turn of the assistant has reasoning, text and calls.
+    """The messages of a chat, built part by part. A *turn* is a message of the assistant: reasoning, text and calls.
 
     Attributes:
         messages: the messages, as `ChatPrompt` takes them.
@@ -45,7 +46,7 @@ class Chat:
     def __init__(self) -> None:
         self.messages: list[Json] = []
         self.ignored: list[str] = []
-        self._is_open = False  # whether the last message is an assistant's turn that may be continued
+        self._is_open = False  # whether the last message is a turn that may be continued
 
     def say(self, role: str, text: str) -> None:
         """Add a message of the system, the developer or the user."""
@@ -58,14 +59,14 @@ class Chat:
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
     def think(self, text: str) -> None:
-        """Add reasoning to the assistant's turn; if the turn has text and no calls, begin a new turn."""
+        """Add reasoning to the assistant's turn. If the turn has text and no calls, begin a new turn first."""
         turn = self._turn()
         if turn["content"] and "tool_calls" not in turn:
             turn = self._turn(is_new=True)
         turn["reasoning_content"] = turn.get("reasoning_content", "") + text
 
     def answer(self, text: str, *, continues: bool = True) -> None:
-        """Add text to the assistant's turn. Without `continues`, begin a new turn if the turn has text and no calls.
+        """Add text to the assistant's turn. Unless `continues`, begin a new turn first if it has text and no calls.
 
         Text after calls stays in the turn of the calls, because the results of the calls must follow this turn.
         """
@@ -138,7 +139,7 @@ def objects(value: Any, at: str) -> Sequence[Json]:
 
 
 def text_in(value: Mapping[str, Any], key: str, at: str) -> str:
-    """Return the text of a key; raise ApiError if the value is not text."""
+    """Return the value of a key; raise ApiError if it is not a text."""
     found = value.get(key)
     if not isinstance(found, str):
         raise wrong(f"{at}.{key}", "must be a text", found)
@@ -153,7 +154,7 @@ def wrong(at: str, rule: str, found: object) -> ApiError:
 def function_tool(tool: Mapping[str, Any], at: str, *, name: str, schema: str) -> Json:
     """Return a tool of another API in the form of /v1/chat/completions; raise ApiError if a value has a wrong type.
 
-    `name` is the tool's name in the chat; `schema` is the key in `tool` of the JSON Schema of the arguments.
+    `name` is the tool's name in the chat; `tool[schema]` is the JSON Schema of the arguments.
     """
     parameters = tool.get(schema)
     if parameters is None:
@@ -171,10 +172,10 @@ def function_tool(tool: Mapping[str, Any], at: str, *, name: str, schema: str) -
 def thinking_variables(
     template: str | None, is_on: bool | None, effort: str | None, param: str
 ) -> tuple[Json, list[str]]:
-    """Return the chat template's variables for thinking (on or off, and the effort), and the ignored parameters.
+    """Return the chat template's variables for thinking (on or off, and the effort), and names of ignored parameters.
 
-    Variables that the template does not read are left out. `param` is the request's name of the effort; it is ignored
-    if no variable expresses the effort. The effort "medium" is never reported as ignored.
+    Variables that the template does not read are left out. `param` is the name of the effort in the request.
+    If no variable expresses the effort, the result has this name as ignored, unless the effort is "medium".
     """
     if effort == "none":
         is_on = False
@@ -190,7 +191,7 @@ def thinking_variables(
 
 @dataclass
 class Part:
-    """A part of an answer: reasoning, text, or a tool call, whose text is the arguments as JSON.
+    """A part of an answer: reasoning, text, or a tool call. The text of a call is its arguments as JSON.
 
     Attributes:
         index: the index of the part in the answer.
@@ -213,7 +214,7 @@ class Part:
 
 
 class PartsReply(Reply):
-    """A reply with one answer, a list of parts. The answer may call `tools`, in the form of /v1/chat/completions."""
+    """A reply with one answer, in parts. `tools` has the tools that the answer may call, in OpenAI's form."""
 
     def __init__(
         self, call: Call, tokenizer: Tokenizer, *, tools: Sequence[Mapping[str, Any]] = (), **about: Any
@@ -225,7 +226,7 @@ class PartsReply(Reply):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the token limit has cut the answer off; requests of the server have no timeout."""
+        """Whether the token limit has cut off the answer. The server sets no timeout, which could cut it off, too."""
         return self._call.outputs[0][1].finish_reason not in (None, "stop")
 
     @property
@@ -235,7 +236,7 @@ class PartsReply(Reply):
 
     @property
     def stop(self) -> str | None:
-        """The request's stop string that ended the answer; None if no stop string did."""
+        """The request's stop string that ended the answer; None if it did not end at one."""
         stop = self._call.outputs[0][0].stop
         return stop if isinstance(stop, str) else None
 
@@ -247,7 +248,7 @@ class PartsReply(Reply):
         data = b"".join(map(self._take, found))
         if progress.finish_reason is not None and before.finish_reason is None:
             data += b"".join(map(self._take, self._reader.finish(is_cut=self.is_cut)))
-            # If a stop string or stop token of the request ended the answer, it cut off the open call.
+            # If a stop string or stop token of the request ended the answer within a call, the call is incomplete.
             is_half = self._is_open and self.parts[-1].kind == "call" and output.stop is not None
             data += self._close(is_complete=not (self.is_cut or is_half))
         return data
