@@ -1,9 +1,9 @@
 """The options of a run, declared once: defaults, bounds, help and names.
 
 The fields of `Sampling` and `Options` declare the options. The command line, the keywords of `Engine.generate`, the
-parameters of the server and its OpenAPI document are made from these fields. To add an option, add a field, and for
-type checkers a keyword to `OptionValues` and `BatchOptionValues`. This module imports neither NumPy nor a backend, so
-that `--help` is fast.
+parameters of the server and its OpenAPI document are made from these fields. To add an option, add a field, and
+its keyword to `OptionValues` and `BatchOptionValues`, for type checkers. This module imports neither NumPy nor a
+backend, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ MOST_PENALTY, MOST_BIAS = 2, 100
 MOST_STOPS, LONGEST_STOP = 16, 1000
 MOST_ALTERNATIVES = 20
 
-# A map from command-line names of arguments of `load` to the arguments' names in Python.
+# Maps the command-line names of some arguments of `load` to their names in Python.
 LOAD_ALIASES = {"model": "source", "no_jit": "jit"}
 
-# A user's function of (ids, logits), called for each new token: `ids` are all token ids before it, `logits` is a NumPy
-# array (V,) float32. A processor returns changed logits, and a sampler returns the id of the token.
+# A user's function of (ids, logits), called for each new token. `ids` has the ids of all earlier tokens, `logits` is a
+# NumPy array (V,) float32. A processor returns changed logits, and a sampler returns the id of the new token.
 Processor = Callable[[list[int], Any], Any]
 
 T = TypeVar("T")
@@ -57,20 +57,20 @@ class About:
 
     Attributes:
         help: the help of the command line, of Python and of the OpenAPI document.
-        kind: float, int or bool, if the function `check` checks the value. If it is None, typer checks the bounds on
-            the command line, and the declaring class may check the value in `__post_init__`.
+        kind: float, int or bool, if the function `check` checks the value. If `kind` is None, typer checks `least` and
+            `most` on the command line, and the declaring class may check the value in `__post_init__`.
         least: the smallest value.
         most: the largest value.
         above: the exclusive lower bound.
         also: a further valid value, outside of the bounds, that has a special meaning.
-        unset: the meaning of the default, for help texts. If it is None, help shows the default itself.
+        unset: the meaning of the default, for help texts. If `unset` is None, help shows the default itself.
         flags: names on the command line. If empty, the flag is made from the name of the field: "--min-p" for min_p.
         aliases: the option's names in other projects, such as "n_predict".
         metavar: the word that stands for the value in help.
         parameter: the type of the server's parameter of this name; None if the server has no such parameter, or if
             `serve/parameters.py` declares it.
-        gguf: the last part of the GGUF key "general.sampling.KEY", with which a file suggests a value. In
-            generation_config.json, suggested values have the names of the fields.
+        gguf: KEY, if GGUF files may suggest a value under the key "general.sampling.KEY". In generation_config.json,
+            the key of a suggested value is the name of the field.
         needs_draw: whether the option does nothing in greedy decoding.
         is_rare: whether only `--help-all` lists the option.
         has_flag: whether the command line has exactly one flag for the option, and not several or none.
@@ -111,7 +111,10 @@ class About:
         return {name: bound for name, bound in bounds.items() if bound is not None}
 
     def allows(self, value: Any) -> bool:
-        """Return whether a value is of the declared kind and within the bounds; NaN and infinity never are."""
+        """Return whether a value is of the declared kind, and is within the bounds or equals `also`.
+
+        NaN and infinity are not allowed.
+        """
         if self.kind is bool:
             return isinstance(value, bool)
         if not (is_whole(value) if self.kind is int else is_number(value)):
@@ -122,7 +125,7 @@ class About:
 
 
 def option(default: T, help: str, kind: type | None = None, /, **about: Any) -> T:
-    """Return a dataclass field with an `About` in its metadata. `parameter` is `kind`, unless `about` has another."""
+    """Return a dataclass field with an `About` in its metadata. If `about` has no `parameter`, it is set to `kind`."""
     return field(default=default, metadata={"about": About(help=help, kind=kind, **{"parameter": kind, **about})})
 
 
@@ -157,7 +160,7 @@ def check_speculate(value: object) -> None:
 
 
 def aliases() -> dict[str, str]:
-    """Return a map from the names of options in other projects, and the keys of `LOAD_ALIASES`, to our names."""
+    """Return a dict that maps the names of options in other projects, and the keys of `LOAD_ALIASES`, to our names."""
     return {alias: f.name for f, about in declared() for alias in about.aliases} | LOAD_ALIASES
 
 
@@ -188,7 +191,7 @@ def names_options(function: Function) -> Function:
 
 
 def _meant(wrong: str, known: Sequence[str]) -> str:
-    """Return a hint for an unknown name: how to pass this option, our name for it, a similar name, or all names."""
+    """Return a hint for an unknown name: how to pass the option, its name here, a similar name, or all names."""
     if "options" in known and wrong in run_options():
         return f"pass options=Options.of({wrong}=...)"
     if aliases().get(wrong) in known:
@@ -201,7 +204,7 @@ def _meant(wrong: str, known: Sequence[str]) -> str:
 class Sampling:
     """Sampling of each token. The defaults choose the most likely token.
 
-    `backends/sampling.py` defines the meaning of every field, and the order in which they apply.
+    `backends/sampling.py` defines the meaning of the fields except `seed`, and the order in which they apply.
     """
 
     temperature: float = option(
@@ -262,7 +265,7 @@ class Sampling:
 
     @cached_property
     def has_penalties(self) -> bool:
-        """Whether there is a presence or frequency penalty, which change the logits of tokens generated before."""
+        """Whether the presence penalty or the frequency penalty changes the logits of generated tokens."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @cached_property
@@ -312,7 +315,8 @@ def _wrong_bias(rule: str, found: object) -> OptionError:
 class Options:
     """Limits of a run.
 
-    The class has all options of a run. `--help` shows the first sentence as the title of those not in `sampling`.
+    The class has all options of a run. In `--help`, the first sentence is the title of the options that are not in
+    `sampling`.
     """
 
     max_tokens: int | None = option(
@@ -359,13 +363,13 @@ class Options:
         unset="none", parameter=None, has_flag=False,
     )  # fmt: skip
     prediction: str | None = option(
-        None, "A text that the answer may repeat, such as a file before an edit. Lookup proposes its tokens. This may "
-        "make the answer faster, but never changes it.",
+        None, "A text that the answer may repeat, such as a file before an edit. Lookup proposes its tokens, which may "
+        "make the answer faster. On backends with a fixed order of sums, the answer does not change.",
         unset="none", metavar="TEXT", parameter=None, is_rare=True,
     )  # fmt: skip
     speculate: str = option(
-        AUTO_SPECULATION, "How tokens are proposed for this answer: off, lookup, draft, mtp, or auto for all that the "
-        "model was loaded with. On backends with a fixed order of sums, the answer is the same for all values.",
+        AUTO_SPECULATION, "How tokens are proposed for this answer: off, lookup, draft, mtp, or auto for all of them "
+        "that the model was loaded with. On backends with a fixed order of sums, all values give the same answer.",
         metavar="HOW", parameter=None, has_flag=False,
     )  # fmt: skip
 
@@ -515,7 +519,7 @@ class OptionValues(TypedDict, total=False):
 
 
 class BatchOptionValues(TypedDict, total=False):
-    """The keywords of `Engine.generate_batch`: one value for all prompts, or a list with a value for each."""
+    """The keywords of `Engine.generate_batch`: one value for all prompts, or a list with one value per prompt."""
 
     temperature: float | Sequence[float]
     top_k: int | Sequence[int | None] | None

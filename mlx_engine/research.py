@@ -2,8 +2,8 @@
 
 `Engine.session`, `Engine.choose`, `Engine.tap_names` and `Engine.hidden_states` use this module. On backends with a
 fixed order of sums (docs/exactness.md), logits and log-probabilities are bit-identical to those of `Engine.logits` and
-`Engine.generate`, and hidden states to those of ordinary passes, with the exceptions in `observed`
-(`backends/observed.py`). The results do not depend on how tokens are divided among passes.
+`Engine.generate`. Hidden states are bit-identical to the values in ordinary passes, with the exceptions that `observed`
+(`backends/observed.py`) describes. The results do not depend on how tokens are divided among passes.
 
 Hidden states are the named intermediate values of forward passes. The layers run op by op to get them, because fused
 blocks and compiled programs keep some values in registers only. The name of a value is the GGUF name of the norm or
@@ -141,7 +141,7 @@ class Session:
 
         Raises:
             OptionError: all `slots` are in use.
-            CacheFullError: no page is free for a copy of the last page, which is made if that page is not full.
+            CacheFullError: the last page is not full, and no page is free for a copy of it.
             ClosedError: the session or its engine has been closed.
         """
         self._check_open()
@@ -234,7 +234,7 @@ class Session:
         self._truncate(length)
 
     def _truncate(self, length: int) -> None:
-        """Discard the keys and values after the first `length` tokens, or all of them in the cases of `rewind`."""
+        """Discard the keys and values after the first `length` tokens, or all if the KV cache cannot be cut there."""
         if self._kv.length > length:
             try:
                 self._kv.truncate(length)
@@ -250,7 +250,7 @@ class TextChoice:
         text: the text; None if it was given as ids.
         index: the index of the text in the argument `texts`.
         token_ids: the tokens of the text.
-        logprobs: the log-probability of each token after the prompt and the tokens before it, float32 values.
+        logprobs: the log-probability of each token, given the prompt and the earlier tokens of the text (float32).
         logprob: the log-probability of the whole text: the sum of `logprobs`.
         share: the probability of the text, divided by the sum of the probabilities of all texts.
     """
@@ -292,7 +292,10 @@ def choose(model: Model, prompt_ids: Sequence[int], texts: Sequence[Sequence[int
 
 
 def _extend(prompt: Session, texts: Sequence[Sequence[int]], logprobs: list[list[float]]) -> None:
-    """Append to each list of `logprobs` the values of a text's second and later tokens. The texts share passes."""
+    """Append the log-probabilities of each text's tokens after the first to its list in `logprobs`.
+
+    The texts share passes.
+    """
     model, forks = prompt._family.model, {i: prompt.fork() for i, ids in enumerate(texts) if len(ids) > 1}
     try:
         while forks:
@@ -337,7 +340,7 @@ LOGITS = "logits"
 # as long as several layers.
 OF_HEAD = frozenset({"output_norm", LOGITS})
 
-# The meaning of each value, by its name without "blk.N.".
+# Maps the name of each value, without "blk.N.", to its meaning.
 MEANINGS = {
     "embed": "the input of the first layer: embeddings of the tokens",
     "per_layer_proj_norm": "the per-layer inputs of all layers, after their norm",
@@ -395,7 +398,8 @@ MEANINGS = {
 class Tap(NamedTuple):
     """A named intermediate value, such as "blk.0.attn_out".
 
-    `shape` is that of one token: (D,), (H, E) for H heads of dimension E, or (C, N) for N outputs of C chosen experts.
+    `shape` is the shape for one token: (D,), (H, E) for H heads of dimension E, or (C, N) for N outputs of each of C
+    chosen experts.
     """
 
     name: str

@@ -1,10 +1,13 @@
 """Qwen3-Next, such as Qwen3-Next-80B-A3B and Qwen3-Coder-Next.
 
-Reference: Hugging Face transformers, models/qwen3_next. The layers are those of Qwen3.5 with a mixture of experts.
-Difference: folders store the four projections of a delta network as two matrices. Each matrix has the rows of key head
-0 and of its value heads, then those of key head 1, and so on. Older GGUF files have both matrices (`ssm_in`, `ssm_ba`),
-newer ones `attn_qkv` and `attn_gate` in place of `ssm_in`. In GGUF files, too, the value heads of a key head are
-adjacent.
+Reference: Hugging Face transformers, models/qwen3_next. The layers are those of Qwen3.5 with a mixture of experts
+(`qwen3_5.py`). Differences:
+
+- Folders store the four projections of a delta network as two matrices. Each matrix has the rows of key head 0 and of
+  its value heads, then those of key head 1, and so on.
+- Older GGUF files also have both matrices (`ssm_in` and `ssm_ba`). Newer GGUF files have `attn_qkv` and `attn_gate` in
+  place of `ssm_in`.
+- The value heads of a key head are adjacent in GGUF files, as in folders (`are_neighbors`).
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ GGUF_ARCHITECTURE = "qwen3next"
 
 
 class RotaryBase(qwen3_5.RotaryBase):
-    """The setting of the base of rotary frequencies, without sections for images."""
+    """The base of the rotary frequencies. GGUF files have no `rope.dimension_sections`, unlike those of Qwen3.5."""
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
         return {"rope.freq_base": value}
@@ -36,7 +39,7 @@ class RotaryBase(qwen3_5.RotaryBase):
 
 @dataclass(frozen=True)
 class Config(qwen3_5.MoeConfig):
-    """The settings of Qwen3.5 with experts (`qwen3_5.MoeConfig`); the fields below have other values or defaults."""
+    """The settings of Qwen3.5 with experts (`qwen3_5.MoeConfig`), from which the fields below differ."""
 
     are_neighbors: ClassVar[bool] = True
     is_delta: tuple[bool, ...] = layer_kinds(
@@ -57,8 +60,9 @@ class Config(qwen3_5.MoeConfig):
 
 def _delta(cfg: Config, checkpoint: Checkpoint, is_mlx: bool) -> dict[str, Row]:
     G, E, P, r = cfg.n_key_heads, cfg.key_dim, cfg.value_dim, cfg.n_value_heads // cfg.n_key_heads
-    # (first row, number of rows) of each part within the rows of a key head. Per key head, the first matrix has the
-    # query, the key, r value heads "v" and r gates "z", the second matrix r rows of beta "b" and r rows of alpha "a".
+    # `parts` maps each part to (first row, number of rows) within the rows of a key head. For each key head, the first
+    # matrix has the query "q", the key "k", r value heads "v" and r gates "z"; the second matrix has r rows of beta "b"
+    # and r rows of alpha "a".
     parts = {"q": (0, E), "k": (E, E), "v": (2 * E, r * P), "z": (2 * E + r * P, r * P), "b": (0, r), "a": (r, r)}
     size = {part: 2 * r if part in "ba" else 2 * E + 2 * r * P for part in parts}
 

@@ -18,7 +18,7 @@ GGUF_ARCHITECTURE = "smollm3"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings, and which layers have rotary embedding."""
+    """Llama's settings, and `has_rope`: for each layer, whether it has rotary embedding."""
 
     rope: Rotation = rotation(theta=2e6, rules=("linear", "dynamic", "yarn"))
     # In the list `no_rope_layers`, 1 means that a layer has rotary embedding, and 0 that it has none. GGUF has no such

@@ -1,7 +1,7 @@
 """StableLM 3B, StableLM 2 1.6B and Stable Code.
 
 Reference: Hugging Face transformers, models/stablelm. Differences from Llama: layer norms with biases; RoPE rotates a
-part of each head; the setting `use_qkv_bias` gives queries, keys and values biases.
+part of each head; queries, keys and values have biases if `use_qkv_bias` is true.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Config(llama.Config):
     attention_bias: bool = said(("use_qkv_bias", False))
 
     expected = Expected(
-        # llama.cpp's converter writes True if config.json does not have the key, even for sequential blocks.
+        # Both values are accepted: if config.json does not have the key, llama.cpp's converter writes True, although
+        # the blocks are sequential.
         gguf={"attention.causal": True, "use_parallel_residual": (True, False)},
-        # StableLM 2 12B is refused: it has parallel blocks, and norms each head with different weights.
+        # StableLM 2 12B is refused: it has parallel blocks, and a norm with other weights for each head.
         hf={"hidden_act": "silu", "mlp_bias": False, "use_parallel_residual": False},
     )
 

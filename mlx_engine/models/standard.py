@@ -5,11 +5,13 @@ The module of such an architecture needs only settings and a tensor table:
     Model = standard.Model
     plan = standard.plan(Config, TENSORS)
 
-The config has the sizes and the class variables of `ConfigBase`. Its optional fields are `window`; `is_local` and
-`has_rope`, with a value per layer; `local_rope`, the rotary embedding of layers with a window; `activation`;
-`logit_scale`; `logit_softcap`; and `rope_dim`, the number of elements that `rope` rotates, `head_dim` by default. A
-config with experts derives from `Routed`. A layer has the norms and biases whose tensors are in the file. Its FFN is a
-mixture of experts if there is a router tensor, else gated if there is a gate tensor, else plain.
+The config derives from `ConfigBase`, or from `Routed` (`weights/experts.py`) if the model has experts. Its optional
+fields are `window`, the attention window in tokens; `is_local` and `has_rope`, for each layer whether it has the window
+and rotary embedding; `local_rope`, the rotary embedding of layers with a window; `activation`; `logit_scale`;
+`logit_softcap`; and `rope_dim`, the size of the part of a head to which `rope` is applied (by default `head_dim`).
+
+A layer has the norms and biases whose tensors are in the file. Its FFN is a mixture of experts if there is a router
+tensor, else gated if there is a gate tensor, else plain.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def has_rope(config: Any) -> tuple[bool, ...]:
 
 
 def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
-    """Return the FFN of a layer. In a parallel block without the tensor `ffn_norm`, it has the norm of attention."""
+    """Return the FFN of a layer. If a parallel block has no tensor `ffn_norm`, attention and FFN share one norm."""
     activation: Any = getattr(config, "activation", "silu")
     name = "attn_norm" if config.is_parallel and not t.has("ffn_norm") else "ffn_norm"
     if t.has("ffn_gate_inp"):
@@ -106,8 +108,12 @@ def plan(
 ) -> Callable[[Checkpoint], Plan]:  # fmt: skip
     """Return the function `plan` of an architecture.
 
-    `tied` is the default of `tie_word_embeddings` in config.json, `experts_of` the names of router and experts in
-    Hugging Face folders. `aliases` maps other names of keys in config.json to the names that the config declares.
+    Args:
+        config_type: the class of the config.
+        table: the tensor table, or a function that returns the table for a config.
+        tied: the default of `tie_word_embeddings` in config.json.
+        experts_of: the names of router and experts in Hugging Face folders, for models with experts.
+        aliases: maps other keys of config.json to the keys that the config declares.
     """
 
     def planned(checkpoint: Checkpoint) -> Plan:

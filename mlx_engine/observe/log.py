@@ -18,7 +18,8 @@ TRACE = 5
 LEVELS = {"off": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG, "trace": TRACE}
 VARIABLE = "MLX_ENGINE_LOG"
 
-# Called before each event. Programs that stream text to the same terminal set this variable, to end their line first.
+# Called before each event is printed. Programs that stream text to the same terminal set this variable to a function
+# that ends the current line of text.
 before_event: Callable[[], None] | None = None
 
 # A function of (done, total, names of the unfinished parts) that updates a progress bar.
@@ -43,7 +44,7 @@ def configure(level: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Warn the user in one line, once per process."""
+    """Print a warning in one line; a text that this process has already printed is not repeated."""
     if text not in _warned:
         _warned.add(text)
         LOGGER.warning("warning: %s", text)

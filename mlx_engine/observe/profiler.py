@@ -59,7 +59,7 @@ class Span:
         op: the name of the operation.
         layer: None outside of the layers.
         part: the name of the operation's first parameter without its layer number ("attn_norm"). For an operation
-            without parameters, the `part` of the previous operation.
+            without parameters, the `part` of the previous operation. "" outside of the layers.
         phase: embedding, layers, norm, projection or sampling.
         inner: seconds of the spans inside this span, and of profiling overhead (`Profiler.unnoticed`).
         own: seconds of this span, without `inner`.
@@ -81,7 +81,7 @@ class Span:
 
 
 class Profiler:
-    """Sums spans over the whole run in `ops`, `layers` and `phases`. With `keep`, `take_spans` returns every span."""
+    """Adds up all spans of a run in `ops`, `layers` and `phases`. With `keep`, `take_spans` returns every span."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, *, keep: bool = False) -> None:
         self._clock, self._keep = clock, keep
@@ -119,7 +119,7 @@ class Profiler:
             self.phases[span.phase] += span.own
 
     def record(self, span: Span, cost: Cost) -> None:
-        """Add a span that has ended to the sums; `cost` includes the spans inside, which are counted already."""
+        """Count an ended span in the sums. `cost` includes the spans inside, which have been counted already."""
         span.cost = cost.without(span.counted)
         self.ops[span.op].add(span.own, span.cost)
         self.layers[span.layer].add(span.own, span.cost)

@@ -1,9 +1,10 @@
 """Quantise and dequantise weights in NumPy: the block formats of GGUF, and those of MLX (`groups.py`).
 
-Each readable format of GGUF has a function `dequantize_*` in one of the other modules, which converts blocks, (n, block
-bytes) uint8, to weights, (n, block size) float32. Formats that this project can write also have the inverse function,
-`quantize_*`. This module applies the function of a type to a tensor piece by piece, so that temporary arrays stay
-small. Dequantised values are bit-identical to those of the `gguf` package, and of MLX with float32 scales.
+Each readable format of GGUF has a function `dequantize_*` in one of the other modules. The function converts blocks,
+(n, block bytes) uint8, to weights, (n, block size) float32. Formats that this project can write also have the inverse
+function, `quantize_*`. This module applies the function of a type to a tensor piece by piece, so that temporary arrays
+stay small. Dequantised values are bit-identical to those of the `gguf` package and of MLX; `groups.dequantize_group`
+describes the exception, 16-bit scales of MLX.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Quantize = Callable[[NDArray[np.float32]], NDArray[np.uint8]]
 
 
 def _by_type(prefix: str) -> dict[str, Any]:
-    """Return the functions whose names begin with `prefix`, by the name of their type, such as "Q4_K"."""
+    """Map the name of each type, such as "Q4_K", to its function, whose name is `prefix` and the type in lower case."""
     modules = (floats, legacy, k_quants, low_bit)
     functions = {name: function for module in modules for name, function in vars(module).items()}
     return {name.removeprefix(prefix).upper(): of for name, of in functions.items() if name.startswith(prefix)}
@@ -41,7 +42,7 @@ _PIECE = 1 << 16
 
 
 def readable_types() -> tuple[GGMLType, ...]:
-    """Return GGUF's types that `dequantize` supports, sorted by number. `dequantize` also supports all types of MLX."""
+    """Return GGUF's types that `dequantize` supports, sorted by type number. It also supports all types of MLX."""
     return tuple(type_ for type_ in TYPES if type_.name in _DEQUANTIZE)
 
 

@@ -3,11 +3,11 @@
 A file of MLX stores such a weight as separate tensors: its quants, scales and, in the mode "affine", biases. The
 conversions are:
 
-- Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine", whose quants are unsigned. So a signed quant q is
-  stored as q + z, and the bias is -z * d: `d * q = d * (q + z) - z * d`. Scales and biases are float32, in which these
-  products are exact.
+- Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine", whose quants are unsigned. In Q8_0 and Q4_0, a weight
+  is d * q with the scale d and a signed quant q. So the quant is stored as q + z, and the bias is -z * d:
+  `d * q = d * (q + z) - z * d`. Scales and biases are float32, in which both products are exact.
 - MXFP4 only changes the order of the quants in a block (`packing.py`). GGUF's order is "in halves"; the order of MLX
-  and of Hugging Face's folders of gpt-oss is "in pairs". In GGUF, the quant of -0 has the value 0.
+  and of Hugging Face's folders of gpt-oss is "in pairs". The quant that means -0 in MLX means 0 in GGUF.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from mlx_engine.quant.groups import GroupType, affine, fixed
 from mlx_engine.quant.types import BY_NAME
 from mlx_engine.quant.weight import Weight, cut_shape, taken
 
-# The number of groups that a thread of `join` copies at a time, and the number of threads, which share the page faults
-# of new memory: these take most of the time.
+# The number of groups that a thread of `join` copies at a time, and the number of threads. Most of the time is taken by
+# page faults of new memory, which threads handle in parallel.
 _PIECE, _THREADS = 1 << 16, 4
 
 
@@ -57,7 +57,7 @@ class Parts:
 
 
 class GroupWeight(Weight):
-    """A weight of a `GroupType` that is stored in parts. The parts are joined into blocks when `data` is first used.
+    """A weight of a `GroupType`, stored in parts. The parts are joined into blocks when `data` is first used.
 
     Raises:
         ValueError: the parts do not match shape and type.
@@ -85,7 +85,7 @@ class GroupWeight(Weight):
         return join(self.type, Parts.of([part[first:last] for part in self.parts.in_order]))
 
     def part(self, i: int, n: int) -> GroupWeight:
-        """Return item i of the n items of the first axis, such as an expert, without this axis. No bytes are read."""
+        """Return item i of the first axis (of length n), such as one of n experts. No bytes are read."""
         cut = [part[len(part) // n * i : len(part) // n * (i + 1)] for part in self.parts.in_order]
         return GroupWeight(self.name, self.shape[1:], self.type, Parts.of(cut))
 
@@ -135,7 +135,7 @@ def join(type_: GroupType, parts: Parts) -> NDArray[np.uint8]:
 
 
 def split(weight: Weight, type_: GroupType) -> Parts:
-    """Return the parts of a weight of the type `type_`; parts of a weight with blocks are copies."""
+    """Return the parts of a weight of the type `type_`. If the weight is stored in blocks, the parts are copies."""
     if isinstance(weight, GroupWeight):
         return weight.parts
     blocks, n = weight.data.reshape(-1, type_.block_bytes), type_.scale_bytes
@@ -149,17 +149,17 @@ def split(weight: Weight, type_: GroupType) -> Parts:
 
 
 def _words(columns: NDArray[np.uint8]) -> NDArray[np.generic]:
-    """View the bytes of each row (n, width) as one item, because NumPy copies item by item."""
+    """View each row of (n, width) bytes as one item, because NumPy copies item by item."""
     return columns.view(f"V{columns.shape[1]}")
 
 
-# The types of MLX to which `in_groups` converts types of GGUF.
+# Maps the name of each type of GGUF that `in_groups` can convert to the type of MLX that it becomes.
 EXACT: Mapping[str, GroupType] = {
     "Q8_0": affine(8, 32, "F32"),
     "Q4_0": affine(4, 32, "F32"),
     "Q4_1": affine(4, 32, "F32"),
 }
-# The offset z (see above) of the types with signed quants.
+# Maps the types with signed quants to the offset z (see the docstring of this module).
 OFFSETS = {"Q8_0": 128, "Q4_0": 8}
 
 GGUF, MLX = BY_NAME["MXFP4"], fixed("mxfp4")

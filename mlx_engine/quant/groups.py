@@ -26,9 +26,10 @@ from mlx_engine.quant.types import BY_NAME, GGMLType
 Mode: TypeAlias = Literal["affine", "mxfp4", "mxfp8", "nvfp4"]
 MODES: tuple[str, ...] = get_args(Mode)
 AFFINE_BITS, AFFINE_GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
-# The bits and the group size of the modes for which MLX supports only one choice.
+# Maps each mode for which MLX supports only one choice to its bits and its group size.
 FIXED = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
-# Types of affine scales and biases, and of the scales of the other modes, as safetensors spells them.
+# `FLOATS` has the types of scales and biases in the mode "affine", and `BYTE` is the type of scales in the other modes,
+# spelled as in safetensors.
 FLOATS, BYTE = ("F16", "BF16", "F32"), "U8"
 
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from mlx_engine import quant
 from mlx_engine.quant.types import BY_NAME
 
-# The NumPy type of a store's elements, by the type of keys and values. NumPy has no bfloat16: a store has its bits.
+# Maps each type of keys and values to the NumPy type of a store's elements. NumPy has no bfloat16, so a store of `bf16`
+# has the bits as uint16.
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "q8_0": np.uint8}
 
 

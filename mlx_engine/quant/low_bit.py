@@ -5,8 +5,8 @@ codebook of vectors). Each coordinate of a point is one of a few levels. IQ4 sto
 16 levels. TQ1_0 and TQ2_0 have the quants -1, 0 and 1.
 
 `grids.bin` has a bitmap per grid: bit i is 1 if point i is in the grid. Points with K coordinates and L levels are
-numbered from 0 to L ** K - 1: the base-L digits of a number, lowest first, are the indices of the levels. The index of
-a point that a block stores counts only the points in the grid, in ascending order.
+numbered from 0 to L ** K - 1: the base-L digits of a number, lowest first, are the indices of the levels. A block
+stores the index of a point among the points in the grid, which are in ascending order of these numbers.
 
 Sources: `dequantize_row_iq*` of `ggml-quants.c`, and the tables `iq*_grid` of `ggml-common.h`, in
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src
@@ -118,7 +118,7 @@ def dequantize_iq3_xxs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def dequantize_iq3_s(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 110) bytes to (n, 256) weights `sign * d * (2 * scale + 1) * coordinate`, in groups of 4.
 
-    An index has 9 bits, of which `qh` has the highest. 8 weights have 8 sign bits. A scale of 32 weights has 4 bits.
+    An index has 9 bits, of which `qh` has the highest. Each weight has a sign bit. A scale of 32 weights has 4 bits.
     """
     block = blocks.view(layout.IQ3_S)[:, 0]
     high = np.unpackbits(block["qh"], axis=1, bitorder="little").astype(np.uint16)
@@ -195,15 +195,15 @@ def with_parity(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return bits | folded << np.uint8(7)
 
 
-# Twice the value of each 4-bit E2M1 quant of MXFP4 and NVFP4, a whole number. The tables of scales below are halved to
-# compensate. As in ggml, the quant of -0 has the value 0.
+# Twice the value of each 4-bit E2M1 quant of MXFP4 and NVFP4, so that the values are whole numbers. To compensate, the
+# tables below have half of each scale. As in ggml, the quant of -0 has the value 0.
 LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
 # Half of the scale 2 ** (e - 127) of MXFP4, for every byte e.
 HALF_POWERS = np.ldexp(np.float32(1), np.arange(256) - 128)
 
 
 def _half_e4m3() -> NDArray[np.float32]:
-    """Return half the value of each byte as an E4M3 scale. As in ggml, the sign is ignored, and byte 127 is 0."""
+    """Return half the value of each byte as an E4M3 scale. As in ggml, the sign is ignored; byte 127 (not 255) is 0."""
     codes = np.arange(256)
     exponents, mantissas = codes >> 3 & 15, (codes & 7).astype(np.float32)
     significands = np.where(exponents, 8 + mantissas, mantissas)

@@ -73,7 +73,7 @@ def scale_groups(scales: NDArray[np.float32], values: NDArray[np.float32]) -> ND
 
 
 def float_scales(factor: NDArray[np.float16], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return factor * scales: the factor (n,) of each block times the scales (n, k) of its groups, or times quants."""
+    """Return factor * scales: the factor (n,) of each block times its scales, or its quants, (n, k)."""
     with np.errstate(invalid="ignore"):  # the factor may be infinite or NaN, and a scale 0
         return factor.astype(np.float32)[:, None] * scales
 
@@ -96,8 +96,8 @@ def in_halves(pairs: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     """Reorder 4-bit quants, (n, 16 m) bytes, from pairs to halves, into `out` of the same shape."""
     words = np.ascontiguousarray(pairs).view(np.uint64)
     first, second = words[:, ::2], words[:, 1::2]
-    # Byte j of the first 8 has quants 2j and 2j + 1, byte j of the last 8 has quants 16 + 2j and 17 + 2j. Together they
-    # give bytes 2j (`even`) and 2j + 1 (`odd`) of the halves.
+    # Of each 16 bytes in pairs, byte j of the first 8 has quants 2j and 2j + 1, and byte j of the last 8 has quants
+    # 16 + 2j and 17 + 2j. Together they give bytes 2j (`even`) and 2j + 1 (`odd`) in halves.
     even, odd = first & _LOW | (second & _LOW) << _FOUR, first >> _FOUR & _LOW | second & _HIGH
     out[:, ::2], out[:, 1::2] = even.view(np.uint8), odd.view(np.uint8)
 

@@ -7,9 +7,9 @@ rounds the weights with this solution, and solves the problem again. In K-quants
 to integers times the block's factors. The neighbouring integers are tried, too, because they can give a smaller error.
 A weight that is NaN or infinite raises ValueError.
 
-Arrays have one column per group: (weights of a group, groups). Sums add row after row, in an order that does not depend
-on the vector width of the processor, so the same weights give the same bytes everywhere. The weights of a group are
-first divided by their largest magnitude, so that no product overflows.
+Arrays have one column per group: (weights of a group, groups). A sum over a group adds the rows one by one, in an order
+that does not depend on the vector width of the processor, so the same weights give the same bytes everywhere. The
+weights of a group are first divided by their largest magnitude, so that no product overflows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from mlx_engine.quant.packing import inverse
 
 Floats = NDArray[np.float32]
-# A group without a magnitude above `SMALLEST` is stored as zeros, because the smallest float16 factor is 6e-8.
-# Magnitudes above `LARGEST` are clipped to it: the largest weight that any block can store is near 3e8 (Q6_K).
+# A group without a magnitude above `SMALLEST` is stored as zeros: its factor would round to 0, because the smallest
+# positive float16 number is 6e-8. Magnitudes above `LARGEST` are clipped to `LARGEST`. This is far above the largest
+# weight that any block can store, about 3e8 (Q6_K).
 SMALLEST, LARGEST = np.float32(1e-20), np.float32(1e30)
 LARGEST_HALF = np.float32(65504)
 # float16 numbers below 2**-14 are subnormal: multiples of 2**-24. In Q6_K, weights around 0.1 have such small factors.
@@ -33,8 +34,8 @@ SUBNORMALS, SUBNORMAL_STEP = np.float32(2.0**-14), np.float32(2.0**-24)
 MOST = np.float32(63)
 ZERO, ONE = np.float32(0), np.float32(1)
 # A trial scale divides the range of a group into `n + trial` steps, for each `trial` in `TRIALS`; n is the largest
-# quant. With more steps, small weights are rounded better, but the largest ones are clipped. With trials between -1 and
-# 1 only, the errors of normally distributed weights would be 1 to 3 % larger.
+# magnitude of a quant. With more steps, small weights are rounded better, but the largest ones are clipped. With trials
+# between -1 and 1 only, the errors of normally distributed weights would be 1 to 3 % larger.
 TRIALS = np.arange(-8, 9, dtype=np.float32) / np.float32(5)
 
 
@@ -63,7 +64,7 @@ class Symmetric:
 
 
 class Groups:
-    """Groups of `size` weights, one per column, divided by the largest magnitude of the group (its unit).
+    """Groups of `size` weights. Each column is a group, divided by its largest magnitude, the unit of the group.
 
     Attributes:
         x: (size, n_groups) the divided weights, from -1 to 1; zeros for a group whose unit is at most `SMALLEST`.
@@ -105,7 +106,7 @@ def affine(values: Floats, n_max: int) -> Affine:
 
 
 def _rounded(parts: Floats, inverse_units: Floats) -> tuple[NDArray[np.float16], Floats, Floats]:
-    """Round the scales, or the minima, (8 n,) of n blocks of 8 groups to whole numbers times the factor of the block.
+    """Round the scales or the minima (8 n,) of n blocks to whole numbers times a factor per block.
 
     Return the factors (n,), the whole numbers (8 n,), and for each group the factor divided by the group's unit (8 n,).
     """
@@ -167,8 +168,8 @@ def _solve(
 ) -> tuple[tuple[Floats, Floats], Floats]:
     """Return the best scales and minima for given quants, and the reduction of the error, (n_groups,) each.
 
-    The reduction is the error of a group of zeros minus the error of the solution. `quants` are whole numbers
-    (32, n_groups); `sums` are the sums of `importance` and of `importance * x`.
+    The reduction is the error of storing the whole group as zeros, minus the error of the solution. `quants` are whole
+    numbers (32, n_groups); `sums` are the sums of `importance` and of `importance * x`.
     """
     w, wx = sums
     first, second, _ = groups.scratch
@@ -282,11 +283,12 @@ def _symmetric_error(groups: Groups, importance: Floats, scale: Floats) -> Float
 
 
 def _factor(largest: Floats, most: np.float32) -> NDArray[np.float16]:
-    """Return the float16 factor of each block: `largest / most`, or a little more if this quotient is tiny.
+    """Return the float16 factor of each block: `largest / most`, or a slightly larger factor if this quotient is tiny.
 
     `largest` has the scale or minimum of largest magnitude in each block, and `most` is the integer that represents it.
-    The nearest float16 number of a tiny factor may be so small that `largest / factor` rounds to more than `most` in
-    magnitude, which would clip the largest weights. Then the smallest factor that clips none is returned.
+    Tiny float16 numbers are so coarse that the quotient may be rounded to a much smaller factor. If `largest / factor`
+    then rounds to more than `most` in magnitude, the largest weights would be clipped, so the smallest factor that
+    clips no weight is returned.
     """
     exact = largest / most
     least = np.ceil(np.abs(largest / (most + np.copysign(np.float32(0.5), most))) / SUBNORMAL_STEP) * SUBNORMAL_STEP

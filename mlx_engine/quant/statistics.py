@@ -22,7 +22,7 @@ _SUMMED = 1 << 16
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of `n` values; the last four are None if `n` is 0. `std` divides by `n`. NaN and inf propagate."""
+    """Statistics of `n` values. If `n` is 0, the floats are None. `std` divides by `n`. NaN and inf propagate."""
 
     n: int
     n_not_finite: int
@@ -71,7 +71,7 @@ def not_finite(weight: Weight) -> NotFinite | None:
     count = seen = first = 0
     with np.errstate(over="ignore", invalid="ignore"):
         for values in weight.pieces(_SUMMED):
-            # A sum with NaN or infinity is not finite. A sum of finite values may overflow, so look at each value.
+            # A sum with NaN or infinity is not finite. A sum of finite values may overflow, too, so check each value.
             if not np.isfinite(values.sum()):
                 bad = np.flatnonzero(~np.isfinite(values))
                 first = seen + int(bad[0]) if len(bad) and not count else first

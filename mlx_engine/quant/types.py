@@ -5,7 +5,7 @@ can also be dequantised.
 
 Source: `enum ggml_type` and the type traits of ggml, from which llama.cpp computes tensor sizes,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/include/ggml.h
-(Q8_1 has 36 bytes, as ggml's struct: two float16 and 32 quants. The `gguf` Python package says 40.)
+(Q8_1 has 36 bytes, as in ggml's struct: two float16 and 32 quants. The `gguf` Python package has 40.)
 """
 
 from __future__ import annotations

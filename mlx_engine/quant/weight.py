@@ -90,7 +90,7 @@ class Weight:
     def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> Weight:
         """Return the rows (axis 0) or columns (axis 1) [first, last) of a matrix, or the values (axis 0) of a vector.
 
-        Several ranges are joined in their order. The result is a view for a single range of rows, otherwise a copy.
+        Several ranges are joined in their order. The result is a view for a single range of axis 0, otherwise a copy.
 
         Raises:
             ValueError: the weight has another shape, or a range begins or ends inside a block or outside the weight.
@@ -118,7 +118,7 @@ class Weight:
 
 
 def cut_shape(weight: Weight, axis: int, ranges: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Return the shape of `weight.cut(axis, ranges)`; raise its ValueError."""
+    """Return the shape of `weight.cut(axis, ranges)`; raise ValueError as `Weight.cut` does."""
     shape, unit = weight.shape, weight.type.block_size if axis == len(weight.shape) - 1 else 1
     if len(shape) > 2 or not 0 <= axis < len(shape) or not ranges:
         raise ValueError(f"{weight.name}: expected rows or columns of a matrix, found axis {axis} of shape {shape}")
