@@ -43,9 +43,10 @@ State = Literal["loaded", "loading", "unloading", "on disk", "failed"]
 
 # Seconds that a queued model may wait for the memory of models in use.
 MOST_SECONDS = 60.0
-# Seconds that a reply of /v1/models waits until model files have been read. Later replies describe the other models.
+# The most seconds that a reply of /v1/models waits for model files to be read. A model whose files are read later is
+# described in later replies.
 DESCRIBE_SECONDS = 2.0
-# Seconds after a model has failed during which requests for it are refused. A later request loads it again.
+# Seconds for which requests for a model are refused after it has failed. A later request loads the model again.
 RETRY_SECONDS = 10.0
 
 
@@ -54,10 +55,10 @@ class Opened(Protocol):
 
     @property
     def need(self) -> Need:
-        """The least memory that the model needs."""
+        """The memory that the model needs, with the smallest KV cache that it may get."""
 
     def load(self, room: int) -> tuple[Engine, Scheduler]:
-        """Load the model; return its engine and scheduler. Other models leave `room` bytes for keys and values."""
+        """Load the model; return its engine and scheduler. `room` is the bytes that are free for the KV cache."""
 
 
 @dataclass(eq=False)
@@ -68,7 +69,7 @@ class ServedModel:
         service: the objects that the model's requests use; each load replaces `service.worker`.
         open: checks the model's files; called in a thread. None for a model that is never unloaded.
         new_worker: returns a worker, which loads the model with the given function.
-        describe: returns what /v1/models shows of the model's files; called in a thread, because it reads them.
+        describe: reads the model's files, and returns keys for /v1/models, such as `size`; called in a thread.
         exists: whether the model's files are still there.
         reason: why the model could not be loaded, or why its engine thread has died.
         nbytes: the bytes that the model takes while it is loaded.
@@ -77,8 +78,8 @@ class ServedModel:
         is_held: whether new requests wait, because another model needs the memory.
         waiting: requests that wait until the model is loaded, or until it is no longer held.
         changed: an event that is set, and replaced by a new one, when the state changes.
-        about: the result of `describe`, or the reason why `describe` failed; None until the files are read, and again
-            after each load.
+        about: the result of `describe`, or the reason why `describe` failed. None until the files are read; each load
+            sets None again.
     """
 
     service: Service
@@ -150,7 +151,11 @@ class Use:
         return self.granted.done()
 
     async def comments(self, seconds: float) -> AsyncIterator[bytes]:
-        """Yield an SSE comment at once, then every `seconds` seconds until the model can be used; raise as `within`."""
+        """Yield an SSE comment at once, and then every `seconds` seconds until the model can be used.
+
+        Raises:
+            ApiError: see `within`.
+        """
         yield comment(f"{self.model.state} {self.model.name}")
         while not await self.within(seconds):
             yield comment(f"{self.model.state} {self.model.name}")
@@ -168,9 +173,10 @@ class Models:
 
     Attributes:
         default: the model for requests that name none.
-        metrics: counts errors and disconnected clients; with a single model, these are the model's own metrics.
-        on_started: called once when the server is ready: in `start`, or, if the default model is loaded at the start,
-            after this load, even if it fails. Not called if the load fails and `is_alone`: then the server ends.
+        metrics: the counts of errors and disconnected clients; with a single model, the metrics of this model.
+        on_started: called once when the server is ready. If the default model is loaded at the start, the server is
+            ready after the load, even if the load fails; otherwise, it is ready in `start`. If the load fails and
+            `is_alone`, the server ends without this call.
         is_closing: whether new requests are refused because the server stops.
     """
 
@@ -230,7 +236,7 @@ class Models:
 
     @property
     def is_single(self) -> bool:
-        """Whether the server has a single model; unless `is_alone`, this model may be unloaded while it is idle."""
+        """Whether the server has a single model. Unless `is_alone`, the model may be unloaded while it is idle."""
         return len(self._models) == 1 and self._more is None
 
     # ---- the server: its start, its end, and its state ----
@@ -287,7 +293,7 @@ class Models:
 
     @property
     def fault(self) -> BaseException | None:
-        """The error that ended the engine thread and so ends the server; None if there is none, or not `is_alone`."""
+        """If `is_alone`, the error that ended the engine thread, and therefore ends the server; else None."""
         return self.default.service.worker.fault if self.is_alone else None
 
     @property
@@ -302,7 +308,7 @@ class Models:
 
     @property
     def readiness(self) -> str:
-        """Whether a request would be answered: "ok", or why it would not."""
+        """Whether the server answers requests: "ok", "loading", "failed" (no model can be loaded), or see `health`."""
         if self.is_alone or self.is_closing:
             return self.health
         if not self._has_started:
@@ -328,7 +334,9 @@ class Models:
             return parse(body, Asked)
 
     def find(self, name: str | None) -> ServedModel:
-        """Return the model with a name; the default model for None and, with `Service.any_model`, for unknown names.
+        """Return the model with this name.
+
+        Return the default model if the name is None, or is unknown and `Service.any_model` is set.
 
         Raises:
             ApiError: there is no such model.
@@ -351,7 +359,10 @@ class Models:
         return self._models.get(name) or next((model for model in self if name in model.service.models), None)
 
     def _seen(self) -> tuple[list[ServedModel], list[ServedModel]]:
-        """Return models that have appeared, and models whose files are gone. Callable in a thread: changes nothing."""
+        """Return models that have appeared, and models whose files are gone.
+
+        This method changes nothing, so a thread may call it.
+        """
         found = list[ServedModel]()
         if self._more is not None:
             with suppress(OSError):  # a folder was removed while it was read
@@ -361,7 +372,7 @@ class Models:
     def _update(self, seen: tuple[Iterable[ServedModel], Iterable[ServedModel]]) -> None:
         """Add models that have appeared, and remove models whose files are gone; `seen` is the result of `_seen`.
 
-        The default model is kept, and so are models that are in memory or that requests wait for.
+        A model whose files are gone is kept if it is the default, is in memory, or has waiting requests.
         """
         found, gone = seen
         for model in found:
@@ -370,11 +381,11 @@ class Models:
             is_idle = model.is_on_disk and not model.waiting
             if is_idle and model is not self.default and self._models.get(model.name) is model:
                 del self._models[model.name]
-                model.become(model.state, model.reason)  # ends its snapshots
+                model.become(model.state, model.reason)  # wakes `snapshots`, which then ends
 
     @contextmanager
     def used(self, model: ServedModel) -> Iterator[Use]:
-        """Load a model if needed, and keep it loaded during the `with` block. Before using it, await `Use.within`.
+        """Load a model if needed, and keep it loaded during the `with` block. The block must first await `Use.within`.
 
         Raises:
             ApiError: the model failed a short time ago, too many requests wait for it, or the server stops.
@@ -414,7 +425,7 @@ class Models:
             use.granted.exception()
 
     def _check_waiting(self, model: ServedModel) -> None:
-        """Raise ApiError if a request for a model that is not ready may not wait for the model."""
+        """Raise ApiError if no further request may wait for this model, which is not ready."""
         self.check_open()
         seconds = model.failed_at + RETRY_SECONDS - self._clock()
         if model.state == "failed" and seconds > 0:
@@ -465,8 +476,8 @@ class Models:
         """Load a model unless it is loaded, and let the requests that wait for it begin.
 
         Raises:
-            ApiError: as `_make_room`.
-            Exception: the model cannot be loaded.
+            ApiError: see `_make_room`.
+            Exception: `ServedModel.open` failed.
         """
         assert model.open is not None  # noqa: S101 - a model that is never unloaded is never in the queue
         if model.state != "loaded":
@@ -495,7 +506,8 @@ class Models:
     async def _make_room(self, model: ServedModel, need: Need) -> bool:
         """Unload other models until this one fits, and return True.
 
-        Return False if no request waits for the model any more, unless it is the default model at the server's start.
+        Return False if no request waits for the model any more. At the server's start, the default model is loaded even
+        if no request waits for it.
 
         Raises:
             ApiError: the other models are in use for too long.
@@ -556,7 +568,7 @@ class Models:
                 await self._unload(model)
 
     async def _unload(self, model: ServedModel) -> None:
-        """End the engine thread of a model that is not in use, and free its memory."""
+        """End the engine thread of a model that is not in use, and free the model's memory."""
         model.become("unloading")
         await self._freed(model)
         model.become("on disk")
@@ -595,7 +607,7 @@ class Models:
         model.become("failed", reason)
         self._refuse(model, self._failure(model, RETRY_SECONDS))
 
-    # ---- what is shown ----
+    # ---- /v1/models, metrics and snapshots ----
 
     async def cards(self) -> list[dict[str, object]]:
         """Return the entries of /v1/models: one for each name of each model."""
@@ -611,7 +623,7 @@ class Models:
         return self._card(model, name)
 
     async def _described(self) -> None:
-        """Read the files of all models without `about`, or whose `about` is an error; wait at most DESCRIBE_SECONDS."""
+        """Read the files of the models whose `about` is None or has an error; wait at most DESCRIBE_SECONDS."""
         if self._describer is None or self._describer.done():
             unknown = [model for model in self if model.about is None or "reason" in model.about]
             self._describer = asyncio.ensure_future(asyncio.to_thread(_read_abouts, unknown))
@@ -641,7 +653,7 @@ class Models:
         return text_of_models(self.metrics, found, loads)
 
     async def snapshots(self, model: ServedModel) -> AsyncIterator[Any]:
-        """Yield the snapshots of a model's engine whenever the model is loaded; wait while it is unloaded.
+        """Yield snapshots of the state of a model's scheduler while the model is loaded; wait while it is unloaded.
 
         End when the server stops, or when the model has been removed because its files are gone.
         """
@@ -688,9 +700,9 @@ def _not_loaded() -> tuple[Engine, Scheduler]:
 def _close(engines: list[Engine | None]) -> None:
     """Close the only engine of a list, and return its memory to the system; called in a thread.
 
-    The engine is removed from the list, so that no caller's frame refers to it during garbage collection. The command
-    `serve` calls `gc.freeze` after loading (`collect_garbage_again` in commands/serve.py), which excludes objects from
-    collection, so `gc.unfreeze` comes first.
+    The engine is removed from the list, so that no caller's frame refers to it during garbage collection. When it has
+    loaded a model, the command `serve` excludes all objects from collection (`gc.freeze` in `collect_garbage_again`,
+    commands/serve.py). So this function calls `gc.unfreeze` before the collection.
     """
     engine = engines.pop()
     if engine is not None:

@@ -1,7 +1,7 @@
 """Replies and streams of /v1/chat/completions and /v1/completions, and `Reply`, the base class for all APIs.
 
 The key `mlx_engine` of a reply has the receipt: digests, the seed and times, to compare and reproduce answers. The
-receipt can also name the cause of a cache miss, so that clients can change prompts to share a longer cached prefix.
+receipt can also name the cause of a cache miss, so that clients can change their prompts to reuse more of the cache.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Reply(ABC):
         fingerprint: the version and backend that computed the answer.
         types: the types of activations, and of keys and values, with which the answer was computed.
         ignored: the names of the parts of the request that the server ignores.
-        explains_cache: whether the receipt says why not more tokens were cached, see `explained`.
+        explains_cache: whether the receipt says why no more tokens were cached, see `explained`.
         bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
-        clock: returns seconds; the clock of the times in `call`.
+        clock: returns seconds; the same clock as for the times in `call`.
     """
 
     prefix: str
@@ -98,12 +98,12 @@ class Reply(ABC):
 
     @property
     def n_proposed(self) -> int:
-        """The number of tokens proposed by speculation that forward passes have run."""
+        """The number of proposed tokens (see loop/speculation.py) that forward passes have run."""
         return sum(request.n_proposed for request in self._call.requests)
 
     @property
     def n_accepted(self) -> int:
-        """The number of proposed tokens that were accepted: sampling chose the same tokens."""
+        """The number of proposed tokens that were accepted, because sampling chose the same tokens."""
         return sum(request.n_accepted for request in self._call.requests)
 
     @property
@@ -156,8 +156,8 @@ class Choices(Reply):
 
     Args:
         n_logprobs: the number of most likely tokens to list for each token; None leaves out log-probabilities.
-        n_prompt_logprobs: the number of most likely tokens to list for each token of the prompts in `prompt_logprobs`
-            (vLLM's name); None leaves out `prompt_logprobs`.
+        n_prompt_logprobs: how many of the most likely tokens `prompt_logprobs` (vLLM's key) lists for each token of a
+            prompt; None leaves out `prompt_logprobs`.
         includes_usage: whether the last chunk of a stream has the counts of tokens in `usage`. If so, `usage` is null
             in all other chunks.
     """
@@ -283,7 +283,10 @@ class Choices(Reply):
 
     @abstractmethod
     def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json | None:
-        """Return the choice of a chunk with new text; None if it may begin a call or a marker and is held back."""
+        """Return the choice of a chunk with new text.
+
+        Return None if the text is held back, because it may begin a tool call or a marker.
+        """
 
     @abstractmethod
     def _closing(self, i: int, reason: str) -> list[Json]:
@@ -389,7 +392,8 @@ class CompletionReply(Choices):
     def _tokens(self, output: Output, after: Progress, until: Progress) -> Sequence[TokenLogprobs] | None:
         """Return the log-probabilities as the base class does; if `is_scored`, include an end-of-text token.
 
-        Clients that score prompts ask for one new token, and drop the last entry. So each new token must have one.
+        Clients that score prompts ask for one new token, and drop the last entry. If an end-of-text token had no entry,
+        they would drop the entry of the prompt's last token.
         """
         if self._is_scored:
             return (output.logprobs or [])[after.n_tokens : until.n_tokens]
@@ -421,7 +425,7 @@ class CompletionReply(Choices):
 
 
 def echoes_of(requests: Sequence[Request], prompts: Sequence[object], tokenizer: Tokenizer) -> list[str]:
-    """Return the text of each answer's prompt: as it was given, or decoded from its ids."""
+    """Return the text of each answer's prompt. If the prompt was given as token ids, decode them."""
     texts = [
         prompt if isinstance(prompt, str) else tokenizer.decode(request.prompt_ids)
         for request, prompt in zip(requests, prompts, strict=True)
@@ -444,7 +448,7 @@ def timings(
         tokenize_ms: milliseconds to wait for a turn (the permission to parse, see `limits.Turns`), parse the HTTP
             request, render the chat template, and encode all prompts of the HTTP request.
         queue_ms: from the end of encoding until the request had a slot.
-        prompt_ms: from the slot to the first token. This is prefill; the passes may run other requests, too.
+        prompt_ms: from the slot to the first token. This is prefill; its passes may also run tokens of other requests.
         predicted_ms: from the first token to the last.
         write_ms: from the last token to this receipt; in a stream, this includes sending the text before the receipt.
         total_ms: from `received` to this receipt.
@@ -453,8 +457,8 @@ def timings(
         prompt_n: tokens of the prompt that were computed.
         prompt_per_second: prompt_n per second of prompt_ms.
         predicted_n: tokens of all answers.
-        predicted_per_second: tokens per second of predicted_ms, without the first token of each answer; null if there
-            are no other tokens.
+        predicted_per_second: tokens per second of predicted_ms. The first token of each answer is not counted; null if
+            no answer has a second token.
         steps: forward passes that ran tokens of this request.
         rows_per_step: the mean number of tokens, of all requests, in each of these passes.
         bytes_read: bytes of weights, keys and values that these passes read, computed from the sizes of the arrays.
@@ -498,13 +502,13 @@ def _rate(n: float, per: float | None) -> float | None:
 
 
 def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
-    """Return how many tokens of a prompt were cached, and why not more. The result can reveal other clients' prompts.
+    """Return how many tokens of a prompt were cached, and why no more. The result can reveal other clients' prompts.
 
     The request must have been admitted.
 
     Keys:
         cached_tokens: tokens of the prompt that were not computed again.
-        agreeing_tokens: tokens that the prompt has in common with an earlier prompt and its answer.
+        agreeing_tokens: tokens at the start of the prompt with which an earlier prompt and its answer also begin.
         cause: why no more tokens were cached; null if the whole prompt was cached, or the cache had no text that
             continues the cached tokens. "disabled": there is no prefix cache. "first_use": no earlier request began
             with the same token. "differs": the cache continues with another token, because the history was edited or
@@ -574,7 +578,7 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], o
 
 
 def prompt_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
-    """Return the index of the character in the prompt's text at which each token begins.
+    """Return, for each token of a prompt, the index of the character of `text` at which the token begins.
 
     A BOS token that the tokenizer has added has no characters. A token that begins inside a character has the index of
     this character.

@@ -1,4 +1,7 @@
-"""The types of replies, with every key. `openapi.py` publishes them, and the tests check that replies match them."""
+"""The types of replies, with every key.
+
+`openapi.py` makes the schemas of replies from these types, and the tests check that replies match them.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,17 @@ import msgspec
 
 
 class Reply(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A JSON object that has no keys except its fields."""
+    """A JSON object that has no keys except the fields of its class."""
 
 
 class CachedTokens(Reply):
-    """Tokens of prompts that were taken from the prefix cache."""
+    """The number of prompt tokens that were taken from the prefix cache."""
 
     cached_tokens: int
 
 
 class PredictedTokens(Reply):
-    """Counts of the tokens proposed by speculation: accepted, and rejected. Rejected tokens are not in the answer."""
+    """Counts of accepted and rejected tokens of speculation. Rejected tokens are not in the answer."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -67,7 +70,7 @@ Cause = Literal["disabled", "first_use", "differs", "retokenized", "evicted", "w
 
 
 class Reuse(CachedTokens):
-    """The cached tokens of a prompt; with --explain-cache also why not more were cached (`replies.explained`)."""
+    """The cached tokens of a prompt; with --explain-cache also why no more were cached (`replies.explained`)."""
 
     agreeing_tokens: int | msgspec.UnsetType = msgspec.UNSET
     cause: Cause | msgspec.UnsetType | None = msgspec.UNSET
@@ -89,14 +92,14 @@ KVType = Literal["f32", "f16", "bf16", "q8_0"]
 
 
 class ProposedTokens(Reply):
-    """How many tokens proposed by a drafter were run in forward passes, and how many of these were accepted."""
+    """How many of a drafter's proposed tokens were run in forward passes, and how many of these were accepted."""
 
     proposed: int
     accepted: int
 
 
 class SpeculationReceipt(Reply):
-    """The proposed tokens that were run in forward passes, and how many of these were accepted.
+    """How many proposed tokens were run in forward passes, and how many of these were accepted.
 
     A drafter is a source of proposed tokens: "lookup", "draft" or "mtp". `drafter` is the name of the drafter, or
     several names joined by "+"; `drafters` has the counts of each. `proposed` and `accepted` are the sums.
@@ -206,7 +209,7 @@ class ChatCompletion(Head):
 
 
 class FunctionDelta(Reply, omit_defaults=True):
-    """The new part of a tool call: the name of the function, or further text of its arguments."""
+    """The new part of a tool call: the name of the function, or further text of the arguments."""
 
     name: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str | msgspec.UnsetType = msgspec.UNSET
@@ -241,7 +244,7 @@ class ChunkChoice(Reply):
 
 
 class ChatCompletionChunk(Head):
-    """An event of a stream of /v1/chat/completions. The last one has the receipt."""
+    """An event of a stream of /v1/chat/completions. The last event has the receipt."""
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChunkChoice]
@@ -269,12 +272,13 @@ class RankedLogprob(Reply):
     decoded_token: str
 
 
-# For each token of a prompt, log-probabilities by id; None for the first token.
+# For each token of a prompt, a map from the ids of this token and of likely tokens to their log-probabilities; None for
+# the first token.
 PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
 class TextChoice(Reply):
-    """An answer of /v1/completions, or its new part."""
+    """An answer of /v1/completions; in a stream, the new part of an answer."""
 
     index: int
     text: str
@@ -294,7 +298,7 @@ class TextCompletion(Head):
 
 
 class Model(Reply):
-    """A model, with the fields of OpenAI's and Anthropic's APIs and further ones of this server.
+    """A model, with the fields of OpenAI's and Anthropic's APIs, and fields that only this server has.
 
     Attributes:
         alias_of: the model's own name, if this entry is an alias.
@@ -361,7 +365,7 @@ class TokenizerInfo(Reply):
 
 
 class PromptUsage(Reply):
-    """Counts of tokens of a request that generates none."""
+    """Counts of tokens of a request that generates no tokens."""
 
     prompt_tokens: int
     total_tokens: int
@@ -370,7 +374,7 @@ class PromptUsage(Reply):
 class VectorReceipt(Reply):
     """The receipt of vectors or scores. `digest` is the SHA-256 of the float32 vectors, or of the float32 scores.
 
-    The digest covers the scores of all documents, in the order of the request, even if `top_n` leaves out some.
+    The digest covers the scores of all documents in the order of the request, including those that `top_n` leaves out.
     """
 
     digest: str
@@ -403,7 +407,7 @@ class RankedText(Reply):
 
 
 class RankedDocument(Reply):
-    """A document: its place in the request, and its relevance from 0 to 1."""
+    """A document: its index in the request, and its relevance from 0 to 1."""
 
     index: int
     relevance_score: float
@@ -428,7 +432,7 @@ class Health(Reply):
 
 
 class Readiness(Reply):
-    """The reply of /ready; if models can be unloaded, it has the state of each."""
+    """The reply of /ready. If models can be unloaded, `models` has the state of each model."""
 
     status: Literal["ok", "loading", "closing", "stalled", "dead", "failed"]
     models: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
@@ -521,7 +525,7 @@ class MessagesErrorReply(Reply):
 
 
 class MessagesEvent(Reply, kw_only=True):
-    """An event of a stream of /v1/messages. `type` says which of the other keys it has."""
+    """An event of a stream of /v1/messages. `type` says which other keys the event has."""
 
     type: Literal[
         "message_start",
@@ -566,7 +570,7 @@ class OutputText(Reply, tag_field="type", tag="output_text"):
 
 
 class ReasoningItem(Reply, tag_field="type", tag="reasoning"):
-    """Reasoning. `encrypted_content` has its text in base64, not encrypted, if the request asks for this field."""
+    """Reasoning. If the request asks for `encrypted_content`, it has the text in base64, not encrypted."""
 
     id: str
     status: Status
@@ -606,7 +610,7 @@ class InputDetails(Reply):
 
 
 class OutputDetails(Reply):
-    """The number of tokens of the reasoning, found by encoding its text again."""
+    """The number of tokens of the reasoning. To count them, the server encodes the text again."""
 
     reasoning_tokens: int
 
@@ -629,7 +633,7 @@ class ResponseError(Reply):
 
 
 class Response(Reply, kw_only=True):
-    """The reply of /v1/responses. It repeats the parameters of its request."""
+    """The reply of /v1/responses. It repeats parameters of the request, such as `instructions`."""
 
     id: str
     object: Literal["response"]
@@ -662,7 +666,7 @@ class Response(Reply, kw_only=True):
 
 
 class ResponsesEvent(Reply, kw_only=True):
-    """An event of a stream of /v1/responses. `type` says which of the other keys it has."""
+    """An event of a stream of /v1/responses. `type` says which other keys the event has."""
 
     type: Literal[
         "response.created",

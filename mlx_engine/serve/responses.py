@@ -41,13 +41,13 @@ ENCRYPTED = "reasoning.encrypted_content"
 
 ROLES = ("user", "assistant", "system", "developer")
 
-# For each kind of part, the text in place of * in the names of its events: `response.*.delta` for new text, and
-# `response.*.done` for the end.
+# Maps each kind of part to the middle of the names of its events. For example, `response.reasoning_text.delta` has new
+# text of reasoning, and `response.reasoning_text.done` is its end.
 EVENTS = {"reasoning": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
 
-# Parameters that clients of the API send and that have no effect here.
+# Parameters that clients send and that have no effect here; the reply lists them as ignored.
 IGNORED = ("context_management", "max_tool_calls", "moderation", "prompt_cache_options", "prompt_cache_retention")
-# Parameters that are refused, and why.
+# Maps each refused parameter to the reason.
 REFUSED = {
     "previous_response_id": "this server stores no responses: send the whole conversation as input",
     "conversation": "this server stores no conversations: send the whole conversation as input",
@@ -55,7 +55,7 @@ REFUSED = {
     "background": "this server stores no responses: leave it out, and read the stream",
     "top_logprobs": "log-probabilities are available on /v1/chat/completions",
 }
-# Values of refused parameters that have no effect and are accepted.
+# Maps refused parameters to the one value that is accepted, because it has no effect.
 HARMLESS: Mapping[str, object] = {"background": False, "top_logprobs": 0}
 
 
@@ -171,7 +171,10 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         self.input, self.tools = "", None
 
     def check(self, slots: int) -> None:
-        """Check all parameters but the items of `input`, which `read` checks."""
+        """Raise ApiError if a parameter is refused or invalid, except `input`, `tools` and `text`.
+
+        `read` checks `input` and `tools`, and `asked` checks `text`.
+        """
         for name, why in REFUSED.items():
             if getattr(self, name) not in (None, HARMLESS.get(name)):
                 raise ApiError(400, f"{name}: {why}", param=name, code="unsupported_parameter")
@@ -226,7 +229,7 @@ class Tools:
 
     Attributes:
         of_chat: the tools in the form of /v1/chat/completions.
-        names: for the name of each tool in the chat, its namespace (or None) and its name in the request.
+        names: maps the name of each tool in the chat to its namespace (or None) and its name in the request.
         shown: the tools in the form in which a reply repeats them.
     """
 
@@ -237,7 +240,7 @@ class Tools:
         self._flat: dict[tuple[str | None, str], str] = {}
 
     def read(self, chat: Chat, tools: Sequence[Json]) -> None:
-        """Read the functions and namespaces, ignore other tools; raise ApiError if a tool has a wrong form."""
+        """Read functions and namespaces, and ignore other tools. Raise ApiError if a tool has a wrong form."""
         for i, tool in enumerate(tools):
             at = f"tools[{i}]"
             kind = text_in(tool, "type", at)
@@ -250,7 +253,7 @@ class Tools:
                 chat.ignore(f"tool {kind:.80}")
 
     def flat_name(self, namespace: str | None, name: str) -> str:
-        """Return a tool's name in the chat, also for a tool that `tools` lacks but earlier calls in `input` name."""
+        """Return a tool's name in the chat. A call in `input` may name a tool that the request's `tools` lack."""
         return self._flat.get((namespace, name)) or _flat(namespace, name)
 
     def _read_namespace(self, chat: Chat, namespace: Json, at: str) -> None:
@@ -261,7 +264,8 @@ class Tools:
             if kind != "function":
                 chat.ignore(f"tool {kind:.80} of {name:.80}")
                 continue
-            # The namespace's description is put before that of its first tool; lost if this tool is no function.
+            # The description of the namespace is put before the description of its first tool. If this tool is not a
+            # function, the description of the namespace is lost.
             self._add(tool, f"{at}.tools[{i}]", name, "" if i or not about else f"{name}: {about}\n\n")
         self.shown.append(namespace)
 
@@ -312,7 +316,7 @@ def _read_item(chat: Chat, tools: Tools, item: Json, at: str) -> None:
 
 
 def _reasoning(chat: Chat, item: Json, at: str) -> str:
-    """Return the text of a reasoning item; "" if the item has no text, for example only content encrypted elsewhere."""
+    """Return the text of a reasoning item; "" if the item has no text, or only text that another server encrypted."""
     if item.get("content") not in (None, []):
         return chat.text(item["content"], f"{at}.content", "")
     own = item.get("encrypted_content")

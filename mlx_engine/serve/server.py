@@ -1,8 +1,8 @@
 """The uvicorn server, with limits on its connections.
 
-The server listens while the model loads. uvicorn waits without a limit for the headers of a request, and for a client
-that does not read its reply. Each such connection would occupy a file descriptor, so this module closes it. uvicorn
-also accepts connections until no file descriptor is left, and then fails; so this module limits their number.
+uvicorn waits without a limit for the headers of a request, and for a client that does not read its reply. Such
+connections would occupy file descriptors, so this module closes them. uvicorn also accepts connections until no file
+descriptor is left, and then fails; so this module limits the number of connections.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from mlx_engine.errors import AddressInUseError, OptionError
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.registry import Models
 
-# Bytes of data that h11 gets at once. After each piece, h11 refuses incomplete headers of more than 16 KiB. With pieces
-# of a fixed size, the sizes of network packets do not decide whether headers are refused.
+# The most bytes of data that h11 gets at once. Headers of more than 16 KiB are refused only if they are incomplete
+# after a piece. So with larger pieces, h11 would accept larger headers.
 PIECE = 1 << 14
 
 # Bytes that are read at once from a body. Larger reads are faster, because the event loop waits for the GIL after each
 # read. The first read of a request is at most PIECE bytes, so that many new requests do not occupy the loop for long.
 LARGE_READ = 1 << 18
 
-# Seconds until the connection of a refused client is closed, during which incoming data is read and discarded. Closing
-# a socket with unread data at once would discard the reply, too.
+# Seconds from the refusal of a request until its connection is closed. Until then, incoming data is read and discarded:
+# if a socket is closed while it has unread data, the system also discards the reply.
 LINGER_SECONDS = 2.0
 
 CODES = {408: "request_timeout", 431: "headers_too_large"}
@@ -53,16 +53,16 @@ LOGGER = logging.getLogger("mlx_engine.serve")
 MOST_CONNECTIONS = 4096
 # Connections that asyncio accepts in one turn of its loop, before any callback runs.
 ACCEPTED_AT_ONCE = 16
-# Descriptors that are reserved for files, pipes, and connections that are just being accepted or closed.
+# File descriptors that are reserved for files, pipes, and connections that are being accepted or closed.
 SPARE_DESCRIPTORS = 128
-# The largest limit that macOS accepts, even if it reports that there is no limit.
+# The largest limit on file descriptors that macOS accepts, even if it reports that there is no limit.
 OPEN_MAX = 10240
 # Seconds between two lines of the log about closed connections.
 LOG_SECONDS = 60.0
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process open as many files and connections as the system allows it."""
+    """Let this process open as many files and connections as the system allows, up to 1,048,576."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20), OPEN_MAX):
         if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -107,7 +107,7 @@ class ConnectionLimit:
         self._n_closed, self._logged_at = 0, -LOG_SECONDS
 
     def add(self, connection: Connection, n_open: int) -> None:
-        """Record that a connection is idle. If `n_open` is above the limit, close the one that was idle longest."""
+        """Record that a connection is idle. If `n_open` exceeds the limit, close the longest idle connection."""
         self._idle[connection] = None
         if n_open <= self._most:
             return
@@ -128,7 +128,7 @@ class ConnectionLimit:
 
 
 class Connection(H11Protocol):
-    """A connection. `check`, which the server calls ten times a second, closes it if its client is too slow."""
+    """A connection. The server calls `check` ten times a second to close the connections of slow clients."""
 
     def __init__(self, *given: Any, limit: ConnectionLimit, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -254,6 +254,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 class Server(uvicorn.Server):
     """Runs an application until the process gets a signal, or the engine thread of the only model dies.
+
+    The server accepts connections while a model is loaded.
 
     At the first signal (Ctrl-C), new requests are refused with 503, and running answers may take `grace` seconds to
     end. At a second signal, running answers end at once, and their clients get an error.

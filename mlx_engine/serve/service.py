@@ -1,4 +1,4 @@
-"""`Service`: the objects that the routes use for one served model: its worker, its names, and the server's settings."""
+"""`Service`: the objects that all routes of one model share: its worker, its names, and settings of the server."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Service:
         aliases: other names by which requests may name the model.
         adapters: the names of LoRA adapters; a request for the model MODEL:ADAPTER uses the adapter.
         any_model: whether requests may name any model; an unknown name then means this model.
-        api_key: the key that requests must have; None for none.
+        api_key: the key that requests must have; None if requests need no key.
         max_body: the largest body of a request in bytes.
         keep_alive_seconds: the time without new text after which a stream gets a comment or an event without text.
-        hosts: names by which clients may address the server, see `origins.py`; None for any.
-        origins: web pages of other origins that may use the API.
+        hosts: names by which clients may address the server, see `origins.py`; None for any name.
+        origins: other origins than the server's own whose web pages may use the API.
         explains_cache: whether a reply says where its prompt differs from the prefix cache. This reveals whether other
             clients' prompts begin with the same text.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
         clock: returns seconds, for the times of requests; the same clock as the scheduler's.
-        recorder: writes the journal; None for none.
+        recorder: writes the journal; None if no journal is written.
         context_len: the most tokens of a prompt and its answer together; None is the model's context.
         sampling: defaults of sampling options, in place of the API's defaults.
         created: when this object was made, in Unix seconds; shown as the model's date.
@@ -74,7 +74,7 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """The version and the backend; also the types of activations and of keys and values, if not the defaults."""
+        """The version and the backend, and the types of activations and of keys and values if not the defaults."""
         be = self.engine.backend
         rounded = "" if be.activations == EXACT else f"-{be.activations}"
         rounded += "" if be.kv_type == kv_type_of(be.activations) else f"-kv_{be.kv_type}"
@@ -86,14 +86,17 @@ class Service:
         return list(self._named)
 
     def adapter(self, name: str | None) -> str | None:
-        """Return the adapter that a request's model name selects, BASE for none; None if the model has no adapters."""
+        """Return the adapter that a request's model name selects, or BASE if the name selects no adapter.
+
+        Return None if the model has no adapters.
+        """
         if not self.adapters:
             return None
         return BASE if name is None else self._named.get(name, ("", BASE))[1]
 
     @property
     def _named(self) -> dict[str, tuple[str, str]]:
-        """For each name that requests may use: the name in replies (MODEL or MODEL:ADAPTER), and the adapter.
+        """Maps each name that requests may use to the name in replies (MODEL or MODEL:ADAPTER) and the adapter.
 
         A name cannot be split at its colon, because models and adapters may have colons in their names.
         """
@@ -118,7 +121,7 @@ class Service:
         openai = {"object": "model", "created": self.created, "owned_by": "mlx_engine"}
         anthropic = {"type": "model", "display_name": name, "created_at": made, "lifecycle": "active"}
         loaded: dict[str, object] = {}
-        if self.worker.state == "ok":  # `max_model_len` is vLLM's name of the context, which clients read
+        if self.worker.state == "ok":  # clients read vLLM's key `max_model_len`, the context length
             loaded = {"max_model_len": self.context, **types_of(self.engine.backend)}
         own = self._named.get(name, (name, ""))[0]
         alias = {"alias_of": own} if own != name else {}
@@ -141,7 +144,7 @@ class Service:
 
     @property
     def most_ids(self) -> int:
-        """The most ids that /detokenize accepts, to limit its time: the model's context, or 131,072 if larger."""
+        """The most ids that /detokenize accepts, to limit its time: the model's context, but at least 131,072."""
         context: int = self.engine.config.context_length
         return max(context, 1 << 17)
 
@@ -153,7 +156,8 @@ class Service:
     def check_length(self, text: str) -> None:
         """Raise ContextLengthError if a text is too long for the context, without encoding the text.
 
-        A text of n bytes has at least n / `Tokenizer.most_bytes` tokens. If `most_bytes` is None, every text passes.
+        `Tokenizer.most_bytes` is the most bytes of a token, so a text of n bytes has at least n / `most_bytes` tokens.
+        If `most_bytes` is None, every text passes.
         """
         most = self.engine.tokenizer.most_bytes
         n = len(text.encode(errors="surrogatepass")) if most is not None else 0

@@ -1,4 +1,4 @@
-"""Server-sent events (SSE): encode them, stream them in responses, and cancel work when its client disconnects."""
+"""Server-sent events (SSE): encode them, stream them in responses, and cancel work when the client disconnects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class EventStream(Response):
 
     def __init__(self, events: AsyncIterator[bytes]) -> None:
         self.status_code, self.background, self._events = 200, None, events
-        # nginx buffers responses without this header.
+        # Without X-Accel-Buffering, nginx buffers responses.
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,7 +63,7 @@ class LateStream(EventStream):
     Args:
         comments: yields comments until the model can be used; raises an error if the model cannot be loaded.
         handle: handles the request. It gets a function, which it calls with the response (an `EventStream`).
-        failure: returns the event for an error.
+        failure: returns the event that reports an error.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LateStream(EventStream):
 
 
 def failure_event(path: str, error: ApiError) -> bytes:
-    """Return the event for an error, in the form of the API to which the route `path` belongs."""
+    """Return the event that reports an error, in the form of the API to which the route `path` belongs."""
     if is_of_messages(path):
         return named_event(messages_error(error))
     if path == "/v1/responses":
@@ -104,7 +104,7 @@ def failure_event(path: str, error: ApiError) -> bytes:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
-    """Run work to its end, or cancel it as soon as the client closes its connection.
+    """Run work to its end, but cancel the work if the client closes its connection first.
 
     Starlette itself cancels only streamed responses, and only if the server's ASGI version is below 2.4. Without this
     function, the request of a disconnected client would stay in the queue, or keep its slot.

@@ -19,7 +19,7 @@ from mlx_engine.loop.scheduler import Scheduler, StepOutput
 
 # The most steps, waiting answers and nodes of the prefix tree that a status shows.
 N_STEPS, N_WAITING, N_NODES = 120, 32, 48
-# The least seconds between two statuses, and between two readings of the prefix tree, which take longer.
+# The least seconds between two statuses, and between two readings of the prefix tree, because reading it takes longer.
 INTERVAL, TREE_INTERVAL = 0.2, 1.0
 
 Phase = Literal["waiting", "prefill", "decode", "recompute"]
@@ -80,7 +80,7 @@ class PrefixNode(msgspec.Struct, frozen=True):
         start: position of the node's first token.
         text: the text of the node's first tokens, with an ellipsis if others follow; None if texts are not shown.
         n_pages: number of the node's pages, summed over all groups of layers.
-        in_use: number of these pages that answers hold, too.
+        in_use: number of these pages that answers also hold.
         references: the largest reference count of these pages.
         last_use: the value of the cache's use counter when the node was last used.
     """
@@ -113,9 +113,9 @@ class PrefixStatus(msgspec.Struct, frozen=True):
 
 
 class StepStatus(msgspec.Struct, frozen=True, array_like=True):
-    """A step: its tokens of decode and of prefill, and its seconds.
+    """A step: its numbers of decode and prefill tokens, and its seconds.
 
-    `limit` is the bytes that the step read, divided by the memory bandwidth, in seconds; None for an unknown bandwidth.
+    `limit` is the seconds to read the step's bytes at the memory bandwidth; None if the bandwidth is unknown.
     """
 
     n_decode: int

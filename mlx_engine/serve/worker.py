@@ -27,7 +27,7 @@ from mlx_engine.serve.errors import ApiError
 # Seconds without a step, while there is work, after which the engine counts as stalled.
 STALLED_SECONDS = 60.0
 
-# "submit" or "cancel", and the call whose requests to submit or cancel.
+# "submit" or "cancel", and the call whose requests are to be submitted or cancelled.
 Command = tuple[str, Call]
 
 
@@ -40,7 +40,7 @@ class Load(NamedTuple):
         kv_usage: the share of the pages of the KV cache that answers or the prefix cache hold, 0 to 1. Each attention
             window has its own pages; this is the largest share of all windows.
         pages: the number of pages that answers hold, without pages that only the prefix cache holds.
-        disk: counters of the prefixes on disk, which also change after the step; None if no prefixes are kept on disk.
+        disk: the counters of prefixes on disk, an object that later steps change; None if no prefixes are kept on disk.
     """
 
     running: int = 0
@@ -85,7 +85,7 @@ class Cores:
                 self._condition.notify_all()
 
     def step(self, scheduler: Scheduler) -> StepOutput:
-        """Run a step, with few prompt tokens while another model generates answers, so that these do not wait long."""
+        """Run a step. If another model generates answers, run few prompt tokens, so that its answers wait less."""
         with self.turn():
             scheduler.others_answer = bool(self._answering - {scheduler})
             try:
@@ -292,7 +292,7 @@ class Worker:
             call.update({}, of_call)
 
     async def snapshots(self) -> AsyncIterator[Any]:
-        """Yield the latest snapshot, and then newer ones; a slow reader misses some."""
+        """Yield the latest result of `snapshot`, and then newer results; a slow reader misses some."""
         while not self.is_closing:
             update = self._updated
             if self._latest is not None:
@@ -339,7 +339,7 @@ class Worker:
     def _die(self, fault: BaseException) -> None:
         """Record the error that ended the thread, and end all calls."""
         self.fault = fault
-        self.end_calls(ApiError(503, "the engine thread has died; restart the server", code="dead"))
+        self.end_calls(ApiError(503, "the engine thread has died; see the server's log", code="dead"))
         self.begun.set()
         self.on_fault(fault)
 
@@ -430,7 +430,7 @@ class Rates:
         self._ends.extend([self._clock()] * n)
 
     def seconds_for(self, n: int) -> int:
-        """Return the expected whole seconds until n more answers have ended: at least 1, also if no rate is known."""
+        """Return the expected whole seconds until n more answers have ended, at least 1; 1 if the rate is unknown."""
         if len(self._ends) < 2:
             return 1
         seconds = max(self._clock() - self._ends[0], 1e-9)
