@@ -25,7 +25,7 @@ def load_tokenizer(source: str | os.PathLike[str] | GGUFFile) -> Tokenizer:
     """Load the tokenizer of a GGUF file (open, or its path), a `tokenizer.json`, or a folder with a `tokenizer.json`.
 
     Raises:
-        SourceError: there is no such file.
+        SourceError: the file cannot be read, or the folder has no `tokenizer.json`.
         FormatError: a GGUF or configuration file is damaged, a file is too large, or a file is a Git-LFS pointer.
         TokenizerError: the file has no tokenizer, or an unsupported one.
         ChatTemplateError: the chat template is too large.

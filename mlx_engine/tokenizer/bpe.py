@@ -1,7 +1,7 @@
 """Build tokenizers of the library `tokenizers` from the vocabularies of GGUF files. Three kinds of BPE are implemented.
 
 - Byte-level BPE: text is split into words, words into bytes, and bytes are merged by the ranks of a merge list.
-- SPM, the SentencePiece BPE of Llama and Gemma: the adjacent pair whose token has the highest score is merged first.
+- SPM, the SentencePiece BPE of Llama and Gemma: the pair whose merged token has the highest score is merged first.
 - The BPE of Gemma 4: tokens are spelled as in SPM, and characters are merged by the ranks of a merge list.
 """
 
@@ -24,10 +24,10 @@ _KEY = "tokenizer.ggml.merges"
 
 
 class Merges(Sequence[tuple[str, str]]):
-    """The merges of a GGUF file, by rank. If a merge is listed twice, the first rank counts.
+    """The merges of a GGUF file, in order of rank. If a merge is listed twice, the first rank counts.
 
-    The file stores a merge as `left right`; tokens contain no space, which is written as `Ġ` or U+2581. Merges are
-    split into pairs only while they are iterated: a list of the 151,387 pairs of Qwen2 would take 25 MB.
+    The file stores a merge as `left right`. In tokens, a space is written as `Ġ` or U+2581. Merges are split into pairs
+    only during iteration: a list of the 151,387 pairs of Qwen2 would take 25 MB.
 
     Raises:
         TokenizerError: the file has no merges, or an entry is not a pair.
@@ -131,9 +131,9 @@ class Split:
 
     patterns: tuple[str, ...]
     whole_words: bool = False
-    """A word that is a token becomes that token without merging (`ignore_merges`)."""
+    """Whether a word that is itself a token is encoded as this token, without merging (`ignore_merges`)."""
     add_bos: bool = False
-    """Whether to add a BOS if the file has no key for this."""
+    """Whether to add a BOS if the file has no key `tokenizer.ggml.add_bos_token`."""
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
         """Return the library's pre-tokenizer: split into words, then map each byte to its character."""
@@ -174,13 +174,13 @@ SPLITS: dict[str, Split] = {
     "command-r": _digit_by_digit,
     "codeshell": _digit_by_digit,
     "exaone": _digit_by_digit,
-    # For old files, which lack the key `tokenizer.ggml.pre`; as in llama.cpp.
+    # As in llama.cpp, for old files without the key `tokenizer.ggml.pre`.
     "default": Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", r"[0-9][0-9][0-9]")),
 }
 
 
 def name_of(pre_tokenizer: Any, *, whole_words: bool) -> str | None:
-    """Return the name that `SPLITS` has for a pre-tokenizer of a `tokenizer.json`; None if it has none."""
+    """Return the name in `SPLITS` of the pre-tokenizer of a `tokenizer.json`; None if it is not in `SPLITS`."""
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
     if [step and step["type"] == "ByteLevel" for step in steps] != [False] * (len(steps) - 1) + [True]:
         return None
@@ -189,7 +189,7 @@ def name_of(pre_tokenizer: Any, *, whole_words: bool) -> str | None:
 
 
 def _pattern(step: Any) -> str | None:
-    """Return the pattern of a split step, "" for a step that does not split, None for any other step."""
+    """Return the pattern of a step that splits, "" for a step that does not split, None for an unknown step."""
     match step:
         case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
             return pattern
@@ -205,7 +205,7 @@ def _pattern(step: Any) -> str | None:
 # `tokenizers` has no SPM (its Unigram maximises the score of the whole text instead). The library's BPE merges like SPM
 # if every split of a token into two tokens is a merge, and merges are ranked by the score of the merged token. For
 # equal scores, SPM merges the leftmost pair, but BPE the pair whose merge has the lower rank. So merges of equal score
-# are ranked by the length of the merged token, then by the length of its left part (longest first). A run of equal
+# are ranked by the length of the merged token, then by the length of its left part, both longest first. A run of equal
 # characters is then merged from the left, as in SPM. This matters for spaces: in Llama's vocabulary, all tokens of two
 # to sixteen spaces have the same score.
 
@@ -215,11 +215,11 @@ def spm(
 ) -> tokenizers.Tokenizer:
     """Return an SPM tokenizer for `vocabulary`; `mark_special` adds the special tokens.
 
-    Merges produce normal tokens only, as in sentencepiece. In llama.cpp they also produce control tokens, so that the
-    plain text `</s>` may become EOS there.
+    Merges produce normal tokens only, as in sentencepiece. In llama.cpp, merges also produce control tokens, so the
+    plain text `</s>` may become EOS.
 
     Raises:
-        TokenizerError: as `has_all_bytes`.
+        TokenizerError: there are neither tokens for all bytes nor an unknown token, or the library refuses the tokens.
     """
     has_bytes, tokens = has_all_bytes(vocabulary, unknown_id), vocabulary.tokens
     with refusals(vocabulary.where, "no SPM tokenizer can be built from the tokens and scores"):
@@ -240,7 +240,7 @@ def spm(
 
 
 def has_all_bytes(vocabulary: Vocabulary, unknown_id: int | None) -> bool:
-    """Return whether the vocabulary has a token for each byte, to encode characters without a token.
+    """Return whether the vocabulary has a token for each byte; these tokens encode characters without a token.
 
     Raises:
         TokenizerError: some bytes have no token, and there is no unknown token either.
@@ -274,13 +274,14 @@ def character_bpe(
     """Return the tokenizer of a GGUF file of Gemma 4; `mark_special` adds the special tokens.
 
     A character without a token becomes the tokens of its bytes, or the unknown token if a byte token is missing. Text
-    is not split before merging. llama.cpp splits at newlines, which changes nothing: tokens have either no newline or
-    newlines alone.
+    is not split before merging. llama.cpp splits at newlines, with the same result: a token has either no newline or
+    only newlines.
 
     Source: llama.cpp src/llama-vocab.cpp, `LLAMA_VOCAB_PRE_TYPE_GEMMA4`, and the tokenizer.json of Gemma 4.
 
     Raises:
-        TokenizerError: as `has_all_bytes`, or a merge does not join two tokens into a third.
+        TokenizerError: there are neither tokens for all bytes nor an unknown token, or a merge does not join two tokens
+            into a third.
     """
     has_bytes, tokens = has_all_bytes(vocabulary, unknown_id), vocabulary.tokens
     unknown = None if unknown_id is None else tokens[unknown_id]

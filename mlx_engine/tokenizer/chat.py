@@ -1,8 +1,8 @@
 """Encode a conversation with the model's chat template, or the prompt of a reranker.
 
-A *marker* is a control or unknown token, or a user-defined token of more than two characters that the template writes.
-A marker that the template writes becomes one id; the same characters in a message are encoded as plain text. If no
-message spells a marker, the whole rendered text is encoded at once, so the ids are those of transformers.
+A *marker* is any control or unknown token, or a user-defined token of more than two characters that the template can
+write. A marker that the template writes becomes one id; the same characters in a message are encoded as plain text. If
+no message spells a marker, the whole rendered text is encoded at once, so the ids are those of transformers.
 
 In a *marked text*, MARK precedes every marker that the template wrote or the model generated. The same characters
 without MARK are from a message, and are encoded as plain text.
@@ -41,7 +41,7 @@ class Markers:
     """The markers of a tokenizer's chat template.
 
     Attributes:
-        ids: the id of each marker, by its text.
+        ids: maps the text of each marker to its id.
         always: the markers that are user-defined tokens, which `Tokenizer.encode` finds in any text.
     """
 
@@ -53,7 +53,8 @@ class Markers:
     def of(cls, tokenizer: Tokenizer, roles: Iterable[str] = ()) -> Markers:
         """Return the markers of a tokenizer's chat template.
 
-        A template may compose a marker from a role, as in `'<|' + role + '|>'`: from one of `roles` or of `ROLES`.
+        A user-defined token is a marker if the template contains its text, or can compose the text from a role of
+        `roles` or `ROLES`, as in `'<|' + role + '|>'`.
         """
         template, known = tokenizer.chat_template or "", {*ROLES, *roles}
 
@@ -82,7 +83,7 @@ class Markers:
 
     @cached_property
     def _cuts(self) -> re.Pattern[str]:
-        """Matches after the first character of each user-defined marker, to split a text so that no piece has one."""
+        """Matches after the first character of each user-defined marker: no piece of a split text has a marker."""
         around = (f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in self.always)
         return re.compile("|".join(around) or "(?!)")
 
@@ -91,7 +92,7 @@ class Markers:
         return self._spelled.sub(lambda match: MARK + match[0], text)
 
     def written(self, marked: str) -> list[int]:
-        """Return the ids of the markers in a marked text."""
+        """Return the ids of the markers after each MARK in a marked text."""
         return [self.ids[match[1]] for match in self._written.finditer(marked)]
 
     def among(self, ids: Iterable[int]) -> list[int]:
@@ -123,7 +124,7 @@ class Markers:
 
 
 def _without(tokenizer: Tokenizer, text: str, forbidden: Collection[int]) -> list[int]:
-    """Encode plain text. If a normaliser turns the text into a token of `forbidden`, encode its halves separately."""
+    """Encode plain text. If a normaliser makes an id of `forbidden` from it, encode both halves separately."""
     ids = tokenizer.encode(text)
     if len(text) < 2 or not any(i in forbidden for i in ids):
         return ids
@@ -135,17 +136,17 @@ ITEM_BYTES = array("I").itemsize
 
 
 class History:
-    """Marked texts of prompts and answers with their token ids; the least recently used are dropped. Thread-safe.
+    """Marked texts of prompts and answers with their ids; the least recently used texts are dropped. Thread-safe.
 
-    Encoding the text of an answer may give other ids than the model generated, so the KV cache could not be reused. So
-    `chat_ids` uses the remembered ids if a prompt begins with the same text.
+    Encoding the text of an answer may give other ids than the model generated, and the KV cache could not be reused. So
+    if a prompt begins with a remembered text, `chat_ids` uses the remembered ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_entries: int = 1024, max_tokens: int = 1 << 20) -> None:
         """Make an empty history of at most `max_entries` texts, with at most `max_tokens` ids (of 4 bytes) together."""
         self._markers = Markers.of(tokenizer)
         self._max_entries, self._max_tokens = max_entries, max_tokens
-        self._texts: OrderedDict[bytes, str] = OrderedDict()  # by ids, the most recently used last
+        self._texts: OrderedDict[bytes, str] = OrderedDict()  # maps ids to texts, the most recently used text last
         self._n_bytes = 0
         self._lock = kept_over_forks(threading.Lock())
 
@@ -160,7 +161,7 @@ class History:
     def add_answer(self, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
         """Remember the ids of an answer; do nothing if its prompt has been dropped.
 
-        End tokens at its end are left out, because the template writes an end token, which may be a different one.
+        End tokens at the end of the answer are left out: in the next prompt, the template writes its own end token.
         """
         generated = list(generated_ids)
         while generated and generated[-1] in self._markers.tokenizer.eog_ids:
@@ -174,8 +175,8 @@ class History:
     def beginnings(self, marked: str) -> Iterator[tuple[str, list[int]]]:
         """Yield the remembered texts that are prefixes of a marked text, and their ids; the longest text first.
 
-        A text is yielded only if a marker of the template follows it. Texts before and after a marker are encoded
-        separately, so the rest can then be encoded alone.
+        A text is yielded only if a marker follows it. The tokenizer always encodes the text before a marker separately,
+        so the text from this marker on can be encoded alone.
         """
         with self._lock:
             found = [
@@ -227,8 +228,9 @@ def chat_ids(
 ) -> list[int]:
     """Return the ids of a conversation, up to the beginning of the model's answer.
 
-    Messages are changed only by `messages_for_template`; `conversation.template.chat_ids` first rewrites them to forms
-    that the template supports. A BOS is added if the file requires one and the template has not written it.
+    This function changes messages only by `messages_for_template`; the function `conversation.template.chat_ids` also
+    rewrites them to forms that the template supports. A BOS is added if `Tokenizer.add_bos` is true and the template
+    has not written one.
 
     The roles of messages are trusted, because a template may compose control tokens from them. A program that gets
     roles from users must restrict them to `chat_prompt.ROLES`.
@@ -238,9 +240,9 @@ def chat_ids(
         prompt: messages, or a `ChatPrompt`.
         history: if the rendered text begins with a text of the history, the ids of this text are used, and only the
             rest is encoded. The prompt is added to the history; `History.add_answer` adds the answer.
-        limits: limits of the template.
-        check: called with an empty text before the template runs, and with each text before it is encoded, unless the
-            beginning of the prompt is in the history.
+        limits: limits on the template's time, memory and output.
+        check: called with an empty text before the template runs. Also called with each text before it is encoded,
+            unless the history has a beginning of the prompt.
         accept: called with the rendered text before it is encoded.
 
     Raises:
@@ -261,7 +263,7 @@ def chat_ids(
 
 
 def _continued(markers: Markers, marked: str, history: History) -> list[int] | None:
-    """Return the ids of the longest prefix in the history and of the rest; None if the history has no prefix."""
+    """Return the ids of a marked text: those of its longest prefix in `history`, and of the rest; None without one."""
     for text, ids in history.beginnings(marked):
         written = markers.written(text)
         # Markers depend on the roles of a conversation, so the ids may have markers that the old text does not mark.
@@ -278,8 +280,8 @@ def _prompt_of(prompt: ChatPrompt | Sequence[Message]) -> ChatPrompt:
 def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, limits: Limits, accept: Check) -> str:
     """Return the rendered conversation as a marked text; `accept` is called with its plain text."""
     user_text = "".join(prepared.texts())
-    # Messages are rendered with placeholders for the first and last characters of markers. So a marker in the rendered
-    # text was written by the template.
+    # Messages are rendered with placeholders for the first and last characters of markers. So the template has written
+    # every marker in the rendered text.
     ends = sorted(end for end in {end for text in markers.ids for end in (text[0], text[-1])} if end in user_text)
     if len(ends) > len(STAND_INS):
         message = (
@@ -296,9 +298,9 @@ def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, l
         raise ChatTemplateError(where=tokenizer.where, found="one that writes nothing", hint=hint, is_refusal=True)
     accept(plain)
     marked = _replaced(markers.mark(guarded), [(stand_in, end) for end, stand_in in hidden])
-    # A template may search its messages for markers, for example to remove reasoning, and cannot find markers with
-    # placeholders. So the rendering without placeholders is used if both renderings have the same markers. But if a
-    # message spells a control token, only placeholders show which markers the template wrote.
+    # A template may search its messages for markers, for example to remove reasoning, but placeholders hide markers. So
+    # the rendering without placeholders is used if both renderings have the same markers. If a message spells a control
+    # token, the rendering with placeholders is used, because only placeholders show which markers the template wrote.
     if marked.replace(MARK, "") == plain or any(text in user_text for text in tokenizer.special_tokens if text):
         return marked
     found = markers.mark(plain)
@@ -337,7 +339,7 @@ def _render(tokenizer: Tokenizer, inputs: Sequence[TemplateInput], limits: Limit
 
 
 def render_each(tokenizer: Tokenizer, prompts: Sequence[ChatPrompt]) -> list[str | None]:
-    """Render each prompt; None for a prompt that the template refuses or fails on.
+    """Render each prompt; return None for a prompt that the template refuses, or for which it fails.
 
     Raises:
         OptionError: a part of the prompt has an invalid form, or the template does not read one of the variables.
@@ -369,7 +371,7 @@ def _template(tokenizer: Tokenizer) -> str:
 
 # ---- the prompt of a reranker ----
 
-# The prompt in the model card of Qwen3-Reranker, and its default instruction.
+# The default instruction and the prompt of Qwen3-Reranker, from its model card.
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 RANKING_TEMPLATE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -385,8 +387,8 @@ def ranking_ids(
     """Return the token ids of the prompt that asks a reranker whether a document is relevant to a query.
 
     `template` is a text with {query}, {document} and, unless its instruction is fixed, {instruction}. RANKING_TEMPLATE
-    replaces a template of None, and a template without {instruction} if `instruction` is given. Only the template can
-    write control tokens; control tokens spelled in other texts are encoded as plain text.
+    is used if `template` is None, or if `instruction` is given and `template` has no {instruction}. Only control tokens
+    in the template are encoded as control tokens; in the query, document and instruction they are plain text.
     """
     if template is None or (instruction is not None and "{instruction}" not in template):
         template = RANKING_TEMPLATE

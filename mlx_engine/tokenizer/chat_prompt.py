@@ -37,7 +37,7 @@ MAX_DEPTH = 64
 def messages_for_template(messages: Sequence[Message], template: str, where: str) -> list[dict[str, Any]]:
     """Return the messages in the form that this template expects; `where` names the template's file.
 
-    If the template does not read parts, they are replaced by `joined_parts`. The role `developer` becomes `system`
+    If the template does not read parts, `joined_parts` replaces them by text. The role `developer` becomes `system`
     unless the template has the word `developer`. Absent fields (None, or an empty list) are left out, except a content
     of None in a message with calls.
 
@@ -104,7 +104,7 @@ class SpokenCalls(str):
     _given: tuple[str, Sequence[Mapping[str, Any]], Callable[..., str]]
 
     def after(self, text: str) -> SpokenCalls:
-        """Return the content with more text before it."""
+        """Return the content with `text` before it."""
         own, calls, write = self._given
         return SpokenCalls(text + own, calls, write)
 
@@ -130,7 +130,7 @@ def texts(message: Message) -> list[str]:
 
 
 def texts_of(visit: Callable[[Callable[[str], str]], object]) -> list[str]:
-    """Call `visit` with a function, and return all texts with which `visit` calls this function."""
+    """Call `visit` with a function that records texts, and return the recorded texts."""
     found: list[str] = []
 
     def note(text: str) -> str:
@@ -168,7 +168,7 @@ def _map(value: Any, change: Callable[[str], str], *, is_data: bool = False) -> 
 
 
 def _check_message(message: Mapping[str, Any], at: str) -> None:
-    """Check the fields of a message; `at` is its place, for errors."""
+    """Check the fields of a message; `at` names the message in errors, as in "messages[3]"."""
     unknown = next((key for key in message if key not in KEYS), None)
     _require(unknown is None, at, f"a mapping with no other keys than {', '.join(sorted(KEYS))}", unknown)
     role = message.get("role")
@@ -209,7 +209,7 @@ def _check_call(call: Any, at: str) -> None:
     sound = "name" in given and given.keys() <= {"name", "arguments"} and isinstance(given["name"], str)
     sound = sound and isinstance(call.get("id", ""), str) and call.get("type", "function") == "function"
     _require(sound, at, form, call)
-    arguments = given.get("arguments") or {}  # some clients leave them out if there are none
+    arguments = given.get("arguments") or {}  # some clients omit empty arguments
     sound = isinstance(arguments, str | Mapping) and is_json(arguments, MAX_DEPTH)
     _require(sound, f"{at}.function.arguments", "JSON text, or an object of JSON values", arguments)
 
@@ -233,7 +233,7 @@ def _require(holds: bool, at: str, expected: str, found: object) -> None:
 # Variables that the engine sets; callers may not set them.
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 SWITCHES = ("enable_thinking", "thinking")
-"""Names of the variable that turns thinking on or off; DeepSeek's and Granite's templates have the second."""
+"""Names of the variable that turns thinking on or off: `thinking` in DeepSeek's and Granite's templates."""
 
 # The beginning of a comment, an expression or a statement; the end of an expression or a statement.
 BEGIN, END = re.compile(r"\{[#{%]"), re.compile(r"[%}]\}")
@@ -250,7 +250,7 @@ class ChatPrompt:
         messages: a list of `Message`.
         tools: descriptions of functions as JSON Schema, in the form of OpenAI's API.
         documents: mappings with the keys that the template reads, usually `title` and `text`.
-        variables: other variables of the template, by name.
+        variables: maps the names of other variables of the template to their values.
     """
 
     messages: Sequence[Message]
@@ -299,7 +299,7 @@ class TemplateInput:
         return texts_of(self.map_texts)
 
     def names(self) -> dict[str, Any]:
-        """Return the variables of the template, by name."""
+        """Return a map of the names of the template's variables to their values."""
         return {**self.variables, "messages": self.messages, "tools": self.tools, "documents": self.documents}
 
 
@@ -314,7 +314,7 @@ def _names(template: str) -> frozenset[str]:
 
 
 def _code(template: str) -> Iterator[str]:
-    """Yield the text of each expression and statement, in linear time (a single regular expression is quadratic)."""
+    """Yield the text of each expression and statement, in linear time (one regular expression takes quadratic)."""
     last_comment, last = template.rfind("#}"), max(template.rfind("%}"), template.rfind("}}"))
     at = 0
     while begin := BEGIN.search(template, at):
@@ -329,7 +329,11 @@ def _code(template: str) -> Iterator[str]:
 
 
 def thinking(template: str | None, is_on: bool | None, option: str = "--think") -> dict[str, Any]:
-    """Return the variable that turns thinking on or off; raise OptionError if the template has no such variable."""
+    """Return the variable that turns thinking on or off, with its value; an empty dict if `is_on` is None.
+
+    Raises:
+        OptionError: the template has no such variable.
+    """
     if is_on is None:
         return {}
     name = next((name for name in SWITCHES if reads(template or "", name)), None)

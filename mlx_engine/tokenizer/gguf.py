@@ -35,11 +35,11 @@ def from_gguf(metadata: Mapping[str, object], *, where: str) -> Tokenizer:
     """Build the tokenizer that a GGUF file describes; `where` names the file in errors.
 
     Names of pre-tokenizers, the texts of end tokens, and missing keys are interpreted as in llama.cpp. If the file
-    names no pre-tokenizer, `default` is used, with a warning. The defaults of SPM are a BOS, a space before the text,
-    and ids 1, 2 and 0 for BOS, EOS and unknown.
+    names no pre-tokenizer, byte-level BPE uses `default`, with a warning. The defaults of SPM are a BOS, a space before
+    the text, and ids 1, 2 and 0 for BOS, EOS and unknown.
 
-    Unlike in llama.cpp, a normal token of byte-level BPE that merges produce from plain text stays a normal token, even
-    if it is spelled like an end token. Qwen has such a token, `</s>`.
+    If merges of byte-level BPE produce a normal token that is spelled like an end token, the token stays normal, unlike
+    in llama.cpp. Qwen has such a token, `</s>`.
 
     Raises:
         TokenizerError: the metadata has no tokenizer, an inconsistent one, or one that is not implemented.
@@ -131,7 +131,10 @@ def _vocabulary(
     add_bos: bool,
     has_usual: bool = False,
 ) -> Vocabulary:
-    """Return the vocabulary; `add_bos` is the default of `add_bos_token`. With `has_usual`, ids get SPM's defaults."""
+    """Return the vocabulary; `add_bos` is the default of the key `add_bos_token`.
+
+    With `has_usual`, BOS, EOS and the space before the text have SPM's defaults.
+    """
     bos_id = read.token_id("tokenizer.ggml.bos_token_id", len(tokens))
     eos_id = read.token_id("tokenizer.ggml.eos_token_id", len(tokens))
     space_prefix = SpacePrefix.NEVER
@@ -163,7 +166,7 @@ def _vocabulary(
 
 
 def _usual(token_id: int | None, usual: int, role: TokenType, types: NDArray[np.int8]) -> int | None:
-    """Return `token_id` or, if it is None, SPM's default id `usual`, provided that this token has the type `role`."""
+    """Return SPM's default id `usual` if `token_id` is None and token `usual` has the type `role`; else `token_id`."""
     return usual if token_id is None and usual < len(types) and types[usual] == role else token_id
 
 
@@ -181,7 +184,7 @@ def _ids(read: Metadata, tokens: list[str]) -> dict[str, int]:
 
 
 def _types(read: Metadata, count: int, ends: Iterable[int], text: Container[int] = ()) -> NDArray[np.int8]:
-    """Return the token types of the file; if it has none, all are normal.
+    """Return the token types of the file; if the file has no types, all tokens are normal.
 
     Tokens in `ends` become control tokens, except normal tokens that are also in `text`.
     """

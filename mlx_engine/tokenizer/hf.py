@@ -129,7 +129,7 @@ class FileTokenizer:
         return self.loaded.ids.get(token)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Return the ids of a text; `special` is that of `Tokenizer.encode`.
+        """Return the ids of a text. With `special`, control tokens spelled in the text become their ids.
 
         Raises:
             TokenizerError: the library refuses the text, or encoding it exceeds the limits.
@@ -140,7 +140,7 @@ class FileTokenizer:
         return ids
 
     def to_str(self) -> str:
-        """Return the file as the library writes it."""
+        """Return the text of a tokenizer.json that the library writes from the loaded file."""
         request = Request("written", {}, LOAD_LIMITS)
         written: str = self._ask(request, "expected a tokenizer.json that can be written", "download it again")["text"]
         return written
@@ -164,9 +164,9 @@ class Loaded:
 
     Attributes:
         numbers: the ids of `tokens`.
-        special: whether an added token is special, by its id in decimal.
-        parts: normaliser, pre-tokenizer and decoder, each None or as JSON.
-        unknown: the token for unknown characters.
+        special: maps the id of each added token, in decimal, to whether the token is special.
+        parts: normaliser, pre-tokenizer and decoder, each as JSON, or None.
+        unknown: the token for unknown characters; None if there is none.
         first: the first id that the post-processor adds to an empty text, in a list; empty if there is none.
         last: the ids that the post-processor adds after a text.
         trims: whether any added token also matches the white space around it.
@@ -214,7 +214,7 @@ class Loaded:
 
     @property
     def space_prefix(self) -> SpacePrefix:
-        """See `SpacePrefix`."""
+        """Where encoding adds a space to the text, and decoding removes it."""
         normalizer, pre_tokenizer, decoder = (self.steps(i) for i in range(3))
         strips = any(step["type"] == "Strip" and step["start"] > 0 for step in decoder)
         if not strips and not any(step.get("prepend_scheme", "never") != "never" for step in decoder):
@@ -259,7 +259,7 @@ class _FolderConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding table, which may exceed the number of tokens; 0 if unknown."""
+        """The number of rows of the embedding table, which may exceed the number of tokens; 0 if unknown."""
         sizes = [config.get("vocab_size") for config in self._model_configs]
         return next((size for size in sizes if type(size) is int), 0)
 
@@ -270,7 +270,9 @@ class _FolderConfig:
         return [i for i in flat if type(i) is int and i >= 0]
 
     def token_id(self, role: str, ids: dict[str, int], vocab_size: int) -> int | None:
-        """Return the id for a role: the token named in tokenizer_config.json or, without a name, the first listed id.
+        """Return the id of the token that tokenizer_config.json names for a role (bos, eos or pad).
+
+        If it names none, return the first id in `listed`; None if there is neither.
 
         Raises:
             TokenizerError: the vocabulary has no such token.
@@ -294,7 +296,7 @@ class _FolderConfig:
         )
 
     def add_bos(self, is_first: bool) -> bool:
-        """Return whether to add a BOS: the setting, or else `is_first`, whether the post-processor adds a BOS."""
+        """Return the setting `add_bos_token`; without it, `is_first`: whether the post-processor adds a BOS."""
         asked = self._tokenizer_config.get("add_bos_token")
         return asked if isinstance(asked, bool) else is_first
 
@@ -311,7 +313,7 @@ class _FolderConfig:
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template, from its own file or the configuration; if there are several, the one named `default`."""
+        """The template in chat_template.jinja or else tokenizer_config.json; of several, the one named `default`."""
         path = self.folder / "chat_template.jinja"
         if path.exists():
             return _read(path, MAX_TEMPLATE_BYTES).replace("\r\n", "\n")
@@ -322,7 +324,7 @@ class _FolderConfig:
         return template if isinstance(template, str) else None
 
 
-# Other forms of tokenizers, by the name of their file.
+# Maps the file names of other forms of tokenizers to a description of the form.
 _OTHER_FORMS = {
     "tokenizer.model": "a SentencePiece model",
     "vocab.json": "an older form of byte-level BPE",
@@ -335,7 +337,11 @@ _JSON_HINT = (
 
 
 def tokenizer_json(folder: Path) -> Path:
-    """Return the path of a folder's tokenizer.json; raise SourceError, which names other forms, if there is none."""
+    """Return the path of a folder's tokenizer.json.
+
+    Raises:
+        SourceError: there is no tokenizer.json. The error names the file of a tokenizer in another form.
+    """
     path = folder / "tokenizer.json"
     if path.exists():
         return path

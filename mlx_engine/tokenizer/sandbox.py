@@ -57,7 +57,7 @@ def environment() -> ImmutableSandboxedEnvironment:
     from jinja2.utils import Namespace
 
     class Generation(Extension):
-        """`{% generation %}` marks training text; here the tag is ignored and its contents are rendered."""
+        """The tag `{% generation %}`, which marks text for training: render the contents, and ignore the tag."""
 
         tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
 
@@ -94,14 +94,15 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 @functools.lru_cache(maxsize=1)
 def compiled(template: str) -> Template:
-    """Return the compiled template; a sandbox process is used for one template."""
+    """Return the compiled template. The cache has one entry, because a sandbox process runs only one template."""
     return environment().from_string(template)
 
 
 def render(template: str, inputs: Sequence[Mapping[str, Any]], names: Mapping[str, str], characters: int) -> list[str]:
     """Render `template` with each input, up to the beginning of the model's answer.
 
-    An input has variables by name, such as `messages` and `tools`. `names` are the variables that all inputs share.
+    An input maps names of variables, such as `messages` and `tools`, to values. `names` has the variables that all
+    inputs share.
 
     Raises:
         OverflowError: a rendered text exceeds `characters`.
@@ -120,7 +121,7 @@ def render(template: str, inputs: Sequence[Mapping[str, Any]], names: Mapping[st
 
 
 def load(text: str) -> dict[str, object]:
-    """Load a tokenizer.json for the next requests; return the fields of `hf.Loaded`, or why the library refuses it.
+    """Load a tokenizer.json for the next requests; return the fields of `hf.Loaded`, or the library's error.
 
     Raises:
         BaseException: a Rust panic.
@@ -165,7 +166,7 @@ def _last(core: Any) -> list[int]:
 
 
 def encode(text: str = "", special: bool = False) -> dict[str, object]:
-    """Return the ids of a text, or the reason why the library refuses the text.
+    """Return the ids of a text, or the library's error.
 
     Raises:
         OverflowError: there are more ids than any valid tokenizer gives.
@@ -194,7 +195,7 @@ _loaded: list[Any] = []
 
 
 def render_all(inputs: str, **request: Any) -> dict[str, object]:
-    """Return the texts of `render`; or, if the template refuses an input or is invalid, the reason.
+    """Return the texts of `render`. If the template refuses an input or is invalid, return the reason.
 
     `inputs` is JSON; `request` has the other arguments of `render`.
     """
@@ -211,7 +212,7 @@ def render_all(inputs: str, **request: Any) -> dict[str, object]:
 
 
 def render_each(inputs: str, **request: Any) -> dict[str, object]:
-    """Return the text of `render` for each input; None for a refusal or a failure, such as too deep recursion.
+    """Return the rendered text of each input; None if the template refuses the input, or fails.
 
     Raises:
         OverflowError: a rendered text exceeds the limit of length.
@@ -230,7 +231,7 @@ def render_each(inputs: str, **request: Any) -> dict[str, object]:
 TASKS: dict[str, Callable[..., dict[str, object]]] = {
     "render": render_all, "render_each": render_each, "load": load, "encode": encode, "written": written,
 }  # fmt: skip
-# The library of a task, if it is not `tokenizers`.
+# Maps tasks to the library that they use; all other tasks use `tokenizers`.
 LIBRARIES = {"render": "jinja2.sandbox", "render_each": "jinja2.sandbox"}
 
 
@@ -271,7 +272,7 @@ def limit(seconds: float, nbytes: int) -> None:
 
 
 def answer(request: Mapping[str, Any], text: bytes) -> dict[str, object]:
-    """Return the result of a task, or `{"error": "..."}`. `text` is the task's first argument, left out if empty."""
+    """Return the result of a task, or `{"error": "..."}`. `text`, unless it is empty, is the task's first argument."""
     sys.path[:] = request["path"]
     importlib.import_module(LIBRARIES.get(request["task"], "tokenizers"))  # the time of imports does not count
     limit(request["seconds"], request["bytes"])

@@ -29,7 +29,7 @@ class Limits:
 
     Attributes:
         seconds: CPU time; the limit on wall time is START_SECONDS plus three times the CPU time.
-        nbytes: address space beyond what the process has, on systems that can limit it (Linux).
+        nbytes: address space in addition to what the process already uses, on systems that can limit it (Linux).
         characters: length of the text that a template renders for one conversation; None for other tasks.
     """
 
@@ -52,7 +52,7 @@ MAX_USES = 1000
 # The signal that ends a process which exceeds its CPU time.
 AT_THE_LIMIT = getattr(signal, "SIGPROF", None)
 
-# Hints for a template that cannot be parsed, exceeds its limits, and fails on a conversation or refuses it.
+# Hints in errors: the template cannot be parsed; it exceeds its limits; it refuses a conversation, or fails.
 DAMAGED = "the template is damaged; convert or download the file again"
 EXPENSIVE = "shorten the conversation, or use a model with another template"
 REFUSED = "the template cannot write these messages; change their order or roles, or use another model"
@@ -69,7 +69,8 @@ OPTIONS = ("-I", "-S", "-B", "-X", "utf8")
 class Request:
     """A task of `sandbox.py`, its arguments, and its limits.
 
-    `text` is the first argument: the inputs of a template as JSON, a tokenizer.json, or the text to encode.
+    `text` is the task's first argument: the inputs of a template as JSON, a tokenizer.json, or the text to encode.
+    `arguments` has the other arguments.
     """
 
     task: str
@@ -81,7 +82,7 @@ class Request:
 class SandboxError(Exception):
     """A task failed or exceeded its limits; `found` describes the failure.
 
-    `is_limit` is true for limits of time, memory, recursion and length, and if no process could be started.
+    `is_limit` is true if a limit of time, memory, recursion or length was exceeded, or no process could be started.
     """
 
     def __init__(self, found: str, *, is_limit: bool = False) -> None:
@@ -98,7 +99,7 @@ class SandboxProcess:
 
     The process is ended after a failure (not if a template or the library refuses its input), after MAX_USES requests
     if it renders templates, when this object is dropped, and at exit. The next request starts another process. After a
-    fork, the child process starts its own.
+    fork, the forked child starts another process, too.
     """
 
     def __init__(self) -> None:
@@ -109,7 +110,7 @@ class SandboxProcess:
         _ALL.add(self)
 
     def ask(self, request: Mapping[str, object], limits: Limits, where: str) -> list[str]:
-        """Return the text of each input of a request; `where` names the template's file.
+        """Return the rendered text of each input of a request; `where` names the template's file.
 
         Raises:
             ChatTemplateError: the template is invalid, refuses an input, fails or exceeds its limits, or the process
@@ -124,7 +125,7 @@ class SandboxProcess:
         return texts
 
     def ask_each(self, request: Mapping[str, object], limits: Limits, where: str) -> list[str | None]:
-        """As `ask`, with None for an input that the template refuses or fails on.
+        """Return the rendered text of each input; None if the template refuses the input, or fails.
 
         Raises:
             ChatTemplateError: the template exceeds its limit of time or of length, or the process cannot be started.
@@ -145,7 +146,9 @@ class SandboxProcess:
     def exchange(
         self, request: Request, *, first: Request | None = None, max_uses: int | None = None
     ) -> dict[str, Any]:
-        """Return the answer to a request. A new process first gets `first`, and is ended after `max_uses` requests.
+        """Return the answer to a request. A newly started process first gets the request `first`.
+
+        The process is ended after `max_uses` requests.
 
         Raises:
             SandboxError: the task fails or exceeds its limits, or the process cannot be started.
@@ -156,7 +159,7 @@ class SandboxProcess:
             try:
                 for each in (first, request) if first is not None and is_new else (request,):
                     answer = _exchange(process, each)
-            # Also after a KeyboardInterrupt, because the next request would otherwise read the answer to this one.
+            # Stop the process also after a KeyboardInterrupt: the next request would read the answer to this one.
             except BaseException:
                 self._stop()
                 raise
@@ -283,7 +286,8 @@ def _send_and_read(process: subprocess.Popen[bytes], data: bytes) -> bytes:
 def _last_words(process: subprocess.Popen[bytes]) -> str:
     """Return the last line of stderr of a process that has ended, or its exit status."""
     text = cast("FileIO", process.stderr).read().decode(errors="replace")
-    lines = [line for line in text.split("\n") if line.strip() and not line.startswith("note: ")]  # Rust's advice
+    # Rust appends advice that begins with "note: ".
+    lines = [line for line in text.split("\n") if line.strip() and not line.startswith("note: ")]
     return [f"exit status {process.returncode}", *lines][-1]
 
 

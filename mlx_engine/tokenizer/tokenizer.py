@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 
 
-# Texts of more characters than this are encoded by a call that releases the GIL. This call starts the library's thread
-# pool, and old versions of the library then warn in forked processes. So shorter texts, which take less than 10 ms, are
-# encoded by a call that holds the GIL.
+# Texts of more than SHORT characters are encoded by a call that releases the GIL. This call starts the library's
+# thread pool, and old versions of the library then warn in forked processes. So shorter texts, which take less than
+# 10 ms, are encoded by a call that holds the GIL.
 SHORT = 1 << 13
 
-# Normalisation can make text shorter: at most 4 bytes become 1, as when U+1D400 becomes "A".
+# The normal forms of Unicode can make text shorter: up to 4 bytes become 1, as when U+1D400 becomes "A".
 NORMAL_FORMS, SHRINKING = ("NFC", "NFD", "NFKC", "NFKD"), 4
 
 
@@ -44,7 +44,7 @@ class Tokenizer:
         self.user_defined_tokens: dict[str, int] = {
             vocabulary.tokens[i]: i for i in vocabulary.ids_of(TokenType.USER_DEFINED)
         }
-        # Bytes without a token, which the library drops without an error.
+        # Bytes that have no token. The library drops such bytes without an error.
         self._lacking = [
             bytes([byte])
             for character, byte in BYTE_OF_CHARACTER.items()
@@ -56,7 +56,7 @@ class Tokenizer:
         return self._vocabulary, tokenizers.Tokenizer.from_str(self._core.to_str())
 
     def padded(self, size: int) -> Tokenizer:
-        """Return a tokenizer with at least `size` ids; added ids have no text and are never encoded."""
+        """Return a tokenizer with at least `size` ids; added ids have no text, and no text encodes to them."""
         return self if size <= self.vocab_size else Tokenizer(self._vocabulary.padded(size), self._core)
 
     @property
@@ -101,7 +101,7 @@ class Tokenizer:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The ids that the file asks to append to a text. Embeddings have them, prompts for generation do not."""
+        """The ids that the file asks to append to a text. Only texts for embeddings get them."""
         return self._vocabulary.ends
 
     @property
@@ -167,13 +167,13 @@ class Tokenizer:
 
     @cached_property
     def _plain_core(self) -> tokenizers.Tokenizer:
-        """The library's tokenizer that encodes control tokens as plain text.
+        """A second tokenizer of the library, which encodes control tokens as plain text.
 
-        This is a setting of the library's tokenizer, so concurrent threads need two tokenizers. They share the
+        The library sets this per tokenizer and not per call, so concurrent threads need two tokenizers. These share the
         vocabulary and the merges.
         """
         whole = self._core
-        assert isinstance(whole, tokenizers.Tokenizer)  # noqa: S101 - a `FileTokenizer` takes the setting per text
+        assert isinstance(whole, tokenizers.Tokenizer)  # noqa: S101 - `FileTokenizer.encode` has an argument for this
         core = tokenizers.Tokenizer(whole.model)
         for step in ("normalizer", "pre_tokenizer", "post_processor"):
             if (value := getattr(whole, step)) is not None:
@@ -184,7 +184,7 @@ class Tokenizer:
 
     def _first_control(self, ids: list[int]) -> int | None:
         """Return the first id that is a control token, if any."""
-        # The search has parts, because other threads can take the GIL only between calls into C.
+        # The ids are searched in parts, because other threads can take the GIL only between calls into C.
         control, rest = self._vocabulary.control_ids, iter(ids)
         while part := list(islice(rest, SHORT)):
             if not control.isdisjoint(part):
@@ -195,7 +195,8 @@ class Tokenizer:
     def most_bytes(self) -> int | None:
         """An upper bound on the bytes of text that one token stands for.
 
-        None if a step may remove text, or if one token can stand for any number of unknown characters.
+        None if normalisation or splitting may remove text, or if one token can stand for any number of unknown
+        characters.
         """
         if isinstance(self._core, tokenizers.Tokenizer):
             normalizer, pre_tokenizer = (
@@ -267,7 +268,7 @@ def _keeps_text(normalizer: Iterable[dict[str, Any]], pre_tokenizer: Iterable[di
     normal = all(
         step["type"] in (*NORMAL_FORMS, "Prepend", "ByteLevel")
         or (
-            step["type"] == "Replace"  # of a fixed text by at least as many bytes; a regular expression is refused
+            step["type"] == "Replace"  # a fixed text, not a regular expression, is replaced by at least as many bytes
             and len(step["content"].encode()) >= len(step["pattern"].get("String", step["content"] + " ").encode())
         )
         for step in normalizer
@@ -280,7 +281,10 @@ def _keeps_text(normalizer: Iterable[dict[str, Any]], pre_tokenizer: Iterable[di
 
 
 def mark_special(core: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
-    """Add control, unknown and user-defined tokens to `core`; without `special`, it finds only user-defined tokens."""
+    """Add control, unknown and user-defined tokens to `core`.
+
+    `Tokenizer.encode` without `special` recognises only the user-defined tokens.
+    """
     control = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
     always = vocabulary.ids_of(TokenType.USER_DEFINED)
     for special, ids in ((True, control), (False, always)):
@@ -301,7 +305,7 @@ def refusals(where: str, what: str) -> Iterator[None]:
 
 
 def steps_of(component: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a normaliser, pre-tokenizer or decoder as JSON; a sequence has several."""
+    """Yield the steps of a normaliser, pre-tokenizer or decoder as JSON; a "Sequence" has several steps."""
     if component is not None:
         state = json.loads(component.__getstate__())
         lists = [value for value in state.values() if isinstance(value, list)]

@@ -1,4 +1,4 @@
-"""A vocabulary (tokens, their types and roles), the decoder of token ids to text, and GGUF's keys of tokenizers."""
+"""A vocabulary (tokens, their types and roles), the decoder of token ids, and the tokenizer keys of GGUF files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_TEMPLATE_BYTES = 1_000_000
 """The largest chat template, in UTF-8. Published templates have up to 30 kB."""
 
 MAX_TOKEN = 1024
-"""The largest accepted token, in characters (Qwen 2: 128): `bpe` tries all splits, which takes quadratic time."""
+"""The largest accepted token, in characters (Qwen 2: 128). `bpe` tries all splits of a token, in quadratic time."""
 
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 """The spelling of SPM's byte tokens."""
@@ -39,7 +39,7 @@ class SpacePrefix(Enum):
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return the byte of each character of byte-level vocabularies.
+    """Return a map of each character of byte-level vocabularies to the byte that it stands for.
 
     A printable Latin-1 character stands for its own byte, and the characters from U+0100 for the other 68 bytes.
 
@@ -77,7 +77,7 @@ class Vocabulary:
     response_template: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Raise TokenizerError or ChatTemplateError for a too long token or template: the engine searches both."""
+        """Raise TokenizerError if a token is too long, ChatTemplateError if the template is too large."""
         longest = max(self.tokens, key=len, default="")
         if len(longest) > MAX_TOKEN:
             raise TokenizerError(
@@ -101,7 +101,7 @@ class Vocabulary:
         return ids
 
     def token(self, token_id: int) -> str:
-        """See `Tokenizer.token`."""
+        """Return a token as the file spells it; raise TokenizerError for an unknown id."""
         n_tokens = len(self.tokens)
         if not 0 <= token_id < n_tokens:
             raise TokenizerError(
@@ -126,7 +126,7 @@ class Vocabulary:
         return frozenset(self.ids_of(TokenType.UNUSED, TokenType.UNDEFINED))
 
     def piece(self, token_id: int) -> bytes:
-        """See `Tokenizer.token_bytes`."""
+        """Return the bytes of a token's text; raise TokenizerError for an unknown id."""
         text = self.token(token_id)
         if token_id in self.silent_ids:
             return b""
@@ -168,7 +168,7 @@ class StreamDecoder:
 
     @property
     def marks(self) -> Sequence[int]:
-        """The indices of characters in the text, ascending, at which possible delimiters begin (`is_marked`)."""
+        """The indices in the text, ascending, where tokens begin that may be delimiters (`is_marked`)."""
         return self._marks
 
     def add(self, token_id: int) -> str:
@@ -189,7 +189,7 @@ class StreamDecoder:
         return text
 
     def finish(self) -> str:
-        """End the stream: return U+FFFD for an incomplete character, and an empty text if there is none."""
+        """End the stream: return U+FFFD if the last character is incomplete, else an empty text."""
         return self._utf8.decode(b"", final=True)
 
 
@@ -202,7 +202,7 @@ def _as_bytes(text: str) -> bytes:
 
 
 def is_marked(text: str) -> bool:
-    """Return whether a control or user-defined token may delimit reasoning or calls: it has over two characters."""
+    """Return whether a control or user-defined token may delimit reasoning or calls: if it has 3 or more characters."""
     return len(text.strip()) > 2
 
 
@@ -224,7 +224,7 @@ END_NAMES = frozenset(
 )  # fmt: skip
 """Texts of tokens that end a generation, even if the file marks them neither as control tokens nor as EOS.
 
-Exceptions are in `from_gguf` and `named_end_ids`.
+`from_gguf` and `named_end_ids` make exceptions.
 
 Source: llama.cpp src/llama-vocab.cpp, the end-of-generation list in `llama_vocab::impl::load`, at 00ad355e.
 """

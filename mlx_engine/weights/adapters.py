@@ -1,11 +1,12 @@
-"""LoRA adapters: low-rank products that are added to the linear layers of a model, chosen per sequence.
+"""LoRA adapters: low-rank products that are added to the outputs of linear layers. Each sequence chooses an adapter.
 
 An adapter is a folder that PEFT or mlx-lm has written. For a linear layer W (N, K) it has A (r, K) and B (N, r), and
 the layer computes `W x + B (A x)`; on load, B is multiplied by the adapter's factor (usually alpha / r). All adapters
-of a model are stacked: the rows of all A are one matrix (M, K), the columns of all B one matrix (N, M), where M is the
-sum of all r, plus padding with zeros. For each token of a pass, the layer computes `W x + B (mask * (A x))`. The mask
-(M,) is 1 in the columns of the adapter of the token's sequence, and 0 in the others. So sequences of one pass can have
-different adapters. Other adapters only add zeros, so the bits of a sequence do not depend on them.
+of a model are stacked: the rows of all A are one matrix (M, K), the columns of all B one matrix (N, M). M is the sum of
+each adapter's largest r, plus padding with zeros. For each token of a pass, the layer computes
+`W x + B (mask * (A x))`. The mask (M,) is 1 in the columns of the adapter of the token's sequence, and 0 in all other
+columns. So sequences of one pass can have different adapters. Other adapters only add zeros, so the bits of a sequence
+do not depend on them.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
 """
@@ -67,7 +68,8 @@ HARMLESS = (
 # early versions of mlx-lm multiplied by alpha / rank, and later ones ignore it.
 OF_MLX = ("rank", "scale", "dropout", "keys")
 
-# In the GGUF names of a mixture of experts, which cannot have adapters, because one kernel runs the whole mixture.
+# Parts of the GGUF names of matrices in a mixture of experts. Adapters cannot change these matrices, because one kernel
+# runs the whole mixture.
 OF_EXPERTS = ("_exps.", "_shexp.", "ffn_gate_inp")
 
 Floats = NDArray[np.float32]
@@ -81,7 +83,7 @@ class Adapter:
     Attributes:
         name: the name by which a request selects the adapter.
         path: the adapter's folder.
-        pairs: A (r, K) and B (N, r), already multiplied by the factor, by the GGUF name of the linear layer.
+        pairs: maps the GGUF name of each changed linear layer to A (r, K) and to B (N, r), multiplied by the factor.
     """
 
     name: str
@@ -90,7 +92,7 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """The largest r."""
+        """The largest r of all pairs."""
         return max(len(a) for a, _ in self.pairs.values())
 
 
@@ -98,8 +100,9 @@ class Adapters:
     """The stacked adapters of a model.
 
     Attributes:
-        names: the adapters' names, in the order of the adapters; the first is the default.
-        masks: (number of adapters + 1, M). Row 0 is zero, for the model without an adapter; row i + 1 is of adapter i.
+        names: the adapters' names; the first adapter is the default.
+        masks: (number of adapters + 1, M). Row 0 is zero, for the model without an adapter; row i + 1 is the mask of
+            adapter i.
     """
 
     def __init__(self, adapters: Sequence[Adapter]) -> None:
@@ -121,7 +124,11 @@ class Adapters:
         return int(self.masks.shape[1])
 
     def index(self, name: str | None) -> int:
-        """Return the row in `masks` of an adapter, "base", or None (the first). Raise OptionError for other names."""
+        """Return the row of `masks` for an adapter's name, for "base" (no adapter) or for None (the first adapter).
+
+        Raises:
+            OptionError: no adapter has this name.
+        """
         if name is None or name == BASE:
             return 0 if name == BASE else 1
         return 1 + self.names.index(name) if name in self.names else refuse(name, self.names)
@@ -160,17 +167,17 @@ def refuse(name: object, names: Sequence[str]) -> Any:
 
 
 def _first_column(width: int, rank: int) -> int:
-    """Return the column, at or after `width`, where an adapter of this rank is placed.
+    """Return the first column, at or after `width`, of an adapter of this rank.
 
-    Kernels sum over stretches of STRETCH columns, and then add these sums. An adapter lies within one stretch; a longer
-    one begins where a stretch begins. So an adapter's results have the same bits at every place.
+    Kernels sum over stretches of STRETCH columns, and then add these sums. An adapter of up to STRETCH columns lies
+    within one stretch; a longer adapter begins where a stretch begins. So its results have the same bits at each place.
     """
     inside = width % STRETCH
     return width if inside + rank <= STRETCH else width - inside + STRETCH
 
 
 def named(given: Sequence[str | Path] | Mapping[str, str | Path]) -> dict[str, Path]:
-    """Return the adapters' folders by name. A list has entries NAME=PATH, or PATH to use the folder's name.
+    """Return a map of names to adapters' folders. A list has entries NAME=PATH, or PATH to use the folder's name.
 
     Raises:
         OptionError: a name is empty or "base", or occurs twice; or `given` is a single path instead of a list.
@@ -208,9 +215,10 @@ def open_adapters(folders: Mapping[str, Path], tensors: Mapping[str, Tensor]) ->
 
 
 def _modules(tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
-    """Return the matrices of linear layers by the end (`IN_LAYER`) of their module's name in transformers.
+    """Return a map of modules to their matrices, which are linear layers of the model.
 
-    A fused module, such as queries, keys and values, has several matrices.
+    A key is the end (`IN_LAYER`) of the module's name in transformers. A fused module, such as one for queries, keys
+    and values, has several matrices.
     """
     found: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
@@ -222,7 +230,7 @@ def _modules(tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
 
 
 def _pairs(path: Path, modules: Mapping[str, Sequence[Tensor]]) -> Pairs:
-    """Return the matrices A and B of an adapter's folder by the GGUF name of the linear layer."""
+    """Return a map of the GGUF name of each linear layer that the adapter changes to its A and B."""
     config, where = _config(path), str(path)
     stored, scale_of = _peft(path, config) if "peft_type" in config else _mlx(path, config)
     pairs: Pairs = {}
@@ -243,7 +251,7 @@ def _pairs(path: Path, modules: Mapping[str, Sequence[Tensor]]) -> Pairs:
 
 
 def _pair(where: str, module: str, tensor: Tensor, a: Floats, b: Floats, scale: float) -> tuple[Floats, Floats]:
-    """Return A and B with rows and columns in the model's order, and B multiplied by the factor `scale`."""
+    """Return A and the rows of B for `tensor`, in the model's order; B is multiplied by the factor `scale`."""
     n, k = tensor.shape
     layout = tensor.stored("hf")
     of = n if layout.rows is None else layout.rows[1]
@@ -285,7 +293,7 @@ ScaleOf = Callable[[str, int], float]
 
 
 def _peft(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
-    """Return the matrices in a folder of PEFT by module, and a function that returns a module's factor.
+    """Return a map of modules to A and B in a folder of PEFT, and a function that returns the factor of a module.
 
     Source: peft, `tuners/lora/config.py` and `tuners/lora/layer.py`.
     """
@@ -303,7 +311,7 @@ def _peft(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
     alphas, ranks = _patterns(path, config, "alpha_pattern"), _patterns(path, config, "rank_pattern")
 
     def scale_of(module: str, rank: int) -> float:
-        module = module.removeprefix(PEFT_PREFIX)  # PEFT's patterns match the names of the model's own modules
+        module = module.removeprefix(PEFT_PREFIX)  # PEFT's patterns match names without this prefix
         if not _is_target(module, targets):
             raise ModelError(f"{path}: the adapter has matrices of {module}, which is none of its target_modules")
         r = _of_pattern(ranks, module, config.get("r", rank))
@@ -321,14 +329,14 @@ def _is_list_of_texts(value: object) -> bool:
 
 
 def _is_target(module: str, targets: str | Sequence[str] | None) -> bool:
-    """Return whether a list `targets` has this module, by PEFT's rule; True if `targets` is no list."""
+    """Return whether the list `targets` has this module, by PEFT's rule; True if `targets` is not a list."""
     if targets is None or isinstance(targets, str):  # a text is "all-linear" or a regular expression
         return True
     return any(module == target or module.endswith(f".{target}") for target in targets)
 
 
 def _patterns(path: Path, config: Mapping[str, Any], key: str) -> Mapping[re.Pattern[str], Any]:
-    """Return the values of the setting `key` by pattern; as in PEFT, a pattern matches the end of a module's name."""
+    """Return the map of patterns to values in the setting `key`. As in PEFT, patterns match the end of a name."""
     found = config.get(key) or {}
     try:
         return {re.compile(rf"(?:.*\.)?(?:{pattern})$"): value for pattern, value in found.items()}
@@ -338,7 +346,7 @@ def _patterns(path: Path, config: Mapping[str, Any], key: str) -> Mapping[re.Pat
 
 
 def _of_pattern(patterns: Mapping[re.Pattern[str], Any], module: str, default: Any) -> Any:
-    """Return the value of the first pattern that matches."""
+    """Return the value of the first pattern that matches the module; `default` if no pattern matches."""
     return next((value for pattern, value in patterns.items() if pattern.match(module)), default)
 
 
@@ -350,7 +358,7 @@ def _check_rank(path: Path, key: str, rank: object, module: str, n_rows: int) ->
 
 
 def _mlx(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
-    """Do the same as `_peft` for a folder of mlx-lm, which stores A as (K, r) and B as (r, N).
+    """Return the results of `_peft` for a folder of mlx-lm, which stores A as (K, r) and B as (r, N).
 
     Source: mlx-lm, `tuner/lora.py` and `tuner/utils.py`.
     """
@@ -380,7 +388,7 @@ def _check(path: Path, wrong: Sequence[str]) -> None:
 
 
 def _read(path: Path, file: SafetensorsFile, pattern: re.Pattern[str]) -> Pairs:
-    """Return the matrices A and B of a file by module."""
+    """Return a map of the modules in a file to their matrices A and B."""
     halves: dict[str, dict[str, Floats]] = {}
     for name in file.tensors:
         found = pattern.match(name)
@@ -397,15 +405,15 @@ def _read(path: Path, file: SafetensorsFile, pattern: re.Pattern[str]) -> Pairs:
 
 
 def adapted(be: Backend, masks: Array | None) -> Backend:
-    """Return a backend that adds the products of adapters, with a mask per token (T, M); `be` itself without masks."""
+    """Return a backend that adds the products of adapters, with a mask per token (T, M); `be` if `masks` is None."""
     return be if masks is None else cast(Backend, Adapted(be, masks))
 
 
 class Adapted:
     """A backend whose linear layers add the products of adapters: `W x + B (mask * (A x))`.
 
-    `decoder_layer` runs on an `Adapted` in place of the backend (or of the `Lowering` that compiles the layers). If an
-    adapter changes a linear layer of a fused block, the block runs as several operations of the backend.
+    If a pass has masks, `decoder_layer` uses an `Adapted` in place of its backend (or of the `Lowering` that compiles
+    the layers). If an adapter changes a linear layer of a fused block, the block runs as several operations.
     """
 
     def __init__(self, be: Backend, masks: Array) -> None:
@@ -449,7 +457,7 @@ class Adapted:
         return self._be.activate(self.linear(self._be.norm(x, norm), up), activation)
 
     def _added(self, y: Array, x: Array, linear: Linear) -> Array:
-        """Return y plus the products of the adapters of a linear layer with x."""
+        """Return y plus the products of x with the adapters' matrices for a linear layer."""
         if linear.lora is None:
             return y
         inner = self._be.multiply(self._be.linear(x, linear.lora.a), self._masks)

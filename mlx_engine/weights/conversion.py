@@ -20,7 +20,8 @@ from mlx_engine.quant.types import GGMLType
 # their type.
 _LATENT = ("attn_q_a", "attn_q_b", "attn_q_pe", "attn_kv_a_mqa", "attn_latent", "attn_k_pe")
 
-# Layer types, by GGUF names. A head that is tied to the embedding table also counts as `output`.
+# Maps groups to layer types, which have GGUF names. A head has the layer type `output`, even if it is tied to the
+# embedding table.
 GROUPS = {
     # GGUF files such as GPT-2's have attn_qkv in place of attn_q, attn_k and attn_v. Loaded models have all three.
     "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate", *_LATENT),
@@ -39,8 +40,8 @@ GROUPS = {
         "ssm_ba",
         "ssm_in",
     ),
-    # All experts of a layer have the same layer type. Routers (ffn_gate_inp) are never quantised. If a GGUF file has
-    # ffn_gate_up_exps, it is loaded as ffn_gate_exps and ffn_up_exps.
+    # The layer type of a matrix is the same for all experts. Routers (ffn_gate_inp) are never quantised. If a GGUF file
+    # has ffn_gate_up_exps, this tensor is loaded as ffn_gate_exps and ffn_up_exps.
     "ffn": (
         "ffn_gate_exps",
         "ffn_up_exps",
@@ -53,7 +54,8 @@ GROUPS = {
         "ffn_up",
         "ffn_down",
     ),
-    # Gemma 4's per-layer inputs (`layer.PerLayer`). Only `quantize` converts their embedding table, the last of these.
+    # Gemma 4's per-layer inputs (`layer.PerLayer`). Only the command `quantize` converts per_layer_token_embd, their
+    # embedding table.
     "per_layer": ("inp_gate", "proj", "per_layer_model_proj", "per_layer_token_embd"),
 }
 HEAD = "output"
@@ -77,15 +79,15 @@ AUTO_MIN_DIM = 32
 
 @dataclass(frozen=True)
 class Conversion:
-    """The types that linear layers are converted to on load. Embedding tables and norms are never converted on load.
+    """The types to which linear layers are converted on load. Embedding tables and norms are never converted on load.
 
     Attributes:
         quants: the valid values of `quant`.
-        layer_quants: the types that `layers` may name.
+        layer_quants: the valid types in `layers`.
         quant: "keep", or the type for all linear layers and the head.
         min_dim: layers whose matrix has both sides shorter than this are not quantised, unless `layers` names them.
             "auto" is AUTO_MIN_DIM. The type "f32" is applied to layers of every size.
-        layers: types that override `quant`, by layer type or group; a layer type overrides its group.
+        layers: maps layer types or groups to a type that overrides `quant`; a layer type overrides its group.
 
     Raises:
         OptionError: an option is invalid.
@@ -152,7 +154,7 @@ class Conversion:
         return self.layers.get(kind, groups[0] if groups else None)
 
     def options(self) -> dict[str, Any]:
-        """Return the keyword arguments of `load`."""
+        """Return this conversion as keyword arguments of `load`."""
         return {"quant": self.quant, "quant_min_dim": self.min_dim, "quant_layers": self.layers}
 
     def __str__(self) -> str:
@@ -182,7 +184,7 @@ def check_load_options(
 
 @dataclass(frozen=True)
 class Left:
-    """A reason for which layers were not converted, the number of these layers, and the name of the first."""
+    """A reason why layers were not converted, the number of these layers, and the name of the first layer."""
 
     reason: str
     count: int
@@ -195,9 +197,10 @@ class Converted:
 
     Attributes:
         asked: the requested conversion.
-        counts: number of converted layers, by the name of their new type.
+        counts: maps the name of a type to the number of layers that were converted to this type.
         left: layers that were not converted although a type was requested, one entry per reason.
-        nbytes: bytes of all weights by the name of their type, after the conversion and before a backend expands them.
+        nbytes: maps the name of a type to the bytes of its weights, after the conversion and before a backend expands
+            them.
     """
 
     asked: Conversion
@@ -227,7 +230,7 @@ class Converted:
         """Return one line for the user, or none if no conversion was requested."""
         if self.asked.quant == KEEP and not self.counts and not self.left:
             return ()
-        # If no layer was converted, name the requested type; with "keep" there is none.
+        # If no layer was converted, name the requested type, unless it is "keep".
         none = f"0 linear layers{'' if self.asked.quant == KEEP else f' to {self.asked.quant}'}"
         done = ", ".join(f"{count} linear layers to {quant}" for quant, count in self.counts.items()) or none
         left = (f", {some.count} left: {some.reason} (first {some.first})" for some in self.left)

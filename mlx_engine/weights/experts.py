@@ -44,7 +44,7 @@ class Names:
 
     Attributes:
         block: the module in a layer that contains router and experts; "" if they are in the layer's module itself.
-        parts: the published names of gate, up and down; "" for gate if experts have none.
+        parts: the published names of gate, up and down; the first is "" if experts have no gate.
         router: the name of the router's module.
         interleaved: whether published folders have gate and up in alternating rows of one tensor (gpt-oss). Experts and
             routers then have biases.
@@ -53,7 +53,7 @@ class Names:
         stacked_parts: the names of gate, up and down in this module.
         stem: the prefix of the text model's tensors.
         fused: the names of the two fused tensors in the block.
-        bias: the name in the block of `Routing.bias`; "" for none.
+        bias: the name of `Routing.bias` in the block; "" if routers have none.
         bias_rows: 1 if this bias is stored as a matrix of one row, 0 if it is a vector.
         shared: the name of the shared expert's module in the block.
         are_transposed: whether the fused tensors are transposed, (X, D, 2F) and (X, F, D).
@@ -86,8 +86,8 @@ class Names:
 class Routed(ConfigBase):
     """A base class of configs with experts. Subclasses declare `n_experts`, `n_experts_used` and `normalize`.
 
-    Optional fields: `n_dense`, how many of the first layers have no experts; `groups`, as in `Routing`; and
-    `routed_scale`, a factor of the weighted sum of the chosen experts' outputs.
+    Subclasses may also have `n_dense`, the number of layers without experts at the beginning; `groups`, the value of
+    `Routing.groups`; and `routed_scale`, a factor of the weighted sum of the chosen experts' outputs.
     """
 
     scoring: ClassVar[Scoring] = "softmax"
@@ -102,7 +102,7 @@ class Routed(ConfigBase):
         return tuple("dense" if i < n_dense else "sparse" for i in range(of.n_layers))
 
     def to_gguf(self) -> dict[str, object]:
-        """Return `ConfigBase.to_gguf`; for sigmoid scores also the key `expert_gating_func`, which llama.cpp needs."""
+        """Return the config as GGUF keys; for sigmoid scores, add `expert_gating_func`, which llama.cpp needs."""
         keys = super().to_gguf()
         return keys if self.scoring == "softmax" else {**keys, "expert_gating_func": SIGMOIDS}
 
@@ -119,14 +119,14 @@ class Routed(ConfigBase):
 
 
 class InGroups(Routed):
-    """A base class of configs whose experts are in groups. A token's experts are in its `n_groups_used` best groups."""
+    """A base class of configs with groups of experts. A token uses only experts of its `n_groups_used` best groups."""
 
     n_groups: int
     n_groups_used: int
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """`Routing.groups`; None if there is one group."""
+        """`n_groups` and `n_groups_used`; None if there is only one group."""
         return None if self.n_groups == 1 else (self.n_groups, self.n_groups_used)
 
 
@@ -134,7 +134,7 @@ class InGroups(Routed):
 class Count(Setting):
     """The number of experts in each layer.
 
-    In config.json the key is `published`, `num_experts` or, from transformers 5 on, `num_local_experts`.
+    In config.json the key is the value of `published`, "num_experts" or, since transformers 5, "num_local_experts".
     """
 
     published: str = "num_experts"
@@ -162,7 +162,8 @@ class OfFolders(Setting):
     """A setting that has a key in config.json, but none in GGUF.
 
     Attributes:
-        in_gguf: the value that llama.cpp assumes for GGUF files, or a function of the fields that were read before.
+        in_gguf: the value that llama.cpp assumes for GGUF files, or a function that returns it, given the fields that
+            were read before.
         hf: the key in config.json.
         kind: the function that reads the key, usually a method of `Settings`.
         usual: the default in config.json.
@@ -195,12 +196,15 @@ def most_experts(n_layers: int) -> int:
 
 
 def of_all(n_used: int, known: Any) -> str | None:
-    """Return None if a token can use `n_used` experts, or else what is expected (a `config.declared.Condition`)."""
+    """Return None if the model has `n_used` or more experts, else the text of what is expected."""
     return None if n_used <= known.n_experts else f"at most the number of experts, {known.n_experts}"
 
 
 def of_groups(n_used: int, known: Any) -> str | None:
-    """Like `of_all`, for the number of a token's groups: they must have at least `n_experts_used` experts together."""
+    """Return None if a token can use `n_used` groups, else the text of what is expected.
+
+    The groups must have at least `n_experts_used` experts together.
+    """
     least = -(-known.n_experts_used * known.n_groups // known.n_experts)
     return None if least <= n_used <= known.n_groups else f"from {least} to {known.n_groups} groups"
 
@@ -212,7 +216,7 @@ def sparse_layers(cfg: Any) -> list[int]:
 
 
 def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: int) -> Plan:
-    """Return the plan with the tensors of each layer's router and experts, whose FFN size is `expert_size`."""
+    """Return the plan plus the tensors of each layer's router and experts; the FFN size is `expert_size`."""
     cfg = plan.config
     made = list(plan.tensors)
     for i in sparse_layers(cfg):
@@ -223,7 +227,7 @@ def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: 
 def expert_tensors(
     cfg: Any, checkpoint: Checkpoint, names: Names, expert_size: int, i: int, blocks: Sequence[str]
 ) -> list[Tensor]:
-    """Return the tensors of the router and experts of layer i; see `Names.blocks`."""
+    """Return the tensors of the router and experts of layer i, which are in one of the modules `blocks`."""
     made = list[Tensor]()
     routers = [f"{block}.{names.router}.weight" for block in blocks]
     router = next((name for name in routers if name in checkpoint.shapes), routers[0])
@@ -245,7 +249,7 @@ def expert_tensors(
 def _tensors(
     checkpoint: Checkpoint, i: int, part: int, blocks: Sequence[str], names: Names, n: int, size: tuple[int, int]
 ) -> list[Tensor]:
-    """Return the tensors of the matrix `PARTS[part]` of each of n experts of layer i; `size` is (F, D)."""
+    """Return the matrix `PARTS[part]` of each of the n experts of layer i, as a tensor; `size` is (F, D)."""
     stem, shape = f"blk.{i}.ffn_{PARTS[part]}", size[::-1] if PARTS[part] == "down" else size
     half = None if PARTS[part] == "down" else (part * size[0], 2 * size[0])
     gguf = _form(
@@ -272,17 +276,17 @@ def _tensors(
 
 
 def _of_block(name: str, n: int, **how: Any) -> Callable[[int], TensorLayout]:
-    """Return a function from an expert's index to its layout in a tensor of n experts."""
+    """Return a function that returns, for an expert's index, its layout in a tensor of n experts."""
     return lambda e: TensorLayout(name, expert=(e, n), **how)
 
 
 def _form(checkpoint: Checkpoint, *choices: Callable[[int], TensorLayout]) -> Callable[[int], TensorLayout]:
-    """Return the first of `choices` whose tensor for expert 0 is in the checkpoint; `choices[0]` if there is none."""
+    """Return the first choice whose tensor for expert 0 is in the checkpoint; `choices[0]` if there is no such."""
     return next((choice for choice in choices if choice(0).name in checkpoint.shapes), choices[0])
 
 
 def _interleaved(checkpoint: Checkpoint, stem: str, part: str, width: int, n: int) -> Callable[[int], TensorLayout]:
-    """Return a function from an expert's index to the layout of its gate, up or down in a folder of gpt-oss."""
+    """Return a function that returns, for an expert's index, the layout of its `part` in a folder of gpt-oss."""
     whole = f"{stem}.down_proj" if part == "down" else f"{stem}.gate_up_proj"
     rows: dict[str, Any] = {} if part == "down" else {"rows": (int(part == "up"), 2 * width), "step": 2}
     return _form(
@@ -310,7 +314,7 @@ def _biases(checkpoint: Checkpoint, i: int, block: str, n: int, size: tuple[int,
 
 
 def with_shared_expert(plan: Plan, names: Names, size: int, *, has_weight: bool = True) -> Plan:
-    """Return the plan with the tensors of each layer's shared expert, whose FFN size is `size`."""
+    """Return the plan plus the tensors of each layer's shared expert, whose FFN size is `size`."""
     made, hidden = list(plan.tensors), plan.config.hidden_size
     for i in sparse_layers(plan.config):
         block = f"{names.blocks(i)[0]}.{names.shared}"
@@ -323,8 +327,8 @@ def shared_tensors(
 ) -> list[Tensor]:
     """Return the tensors of the shared expert of layer i, whose module in a folder is `block`.
 
-    `has_weight`: the expert's output is multiplied by the sigmoid of a linear layer with one output, whose matrix GGUF
-    files store as a vector.
+    With `has_weight`, the expert's output is multiplied by the sigmoid of a linear layer with one output. GGUF files
+    store the matrix of this layer as a vector.
     """
     weight = TensorLayout(f"{block}_gate.weight", expert=(0, 1))
     made = [Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,))] if has_weight else []
@@ -340,7 +344,7 @@ def experts(p: Parameters, i: int, n_experts: int, routing: Routing, activation:
     up, down = (p.expert_linear(f"blk.{i}.ffn_{part}_exps", n_experts) for part in PARTS[1:])
     gate = p.expert_linear(f"blk.{i}.ffn_gate_exps", n_experts) if has_gate else None
     name, shared = f"blk.{i}.ffn_gate_inp_shexp", None
-    # The check of `activation` is for mypy: gpt-oss, the only model with "clamped_swiglu", has no shared experts.
+    # `activation` is checked only for mypy: gpt-oss, the only model with "clamped_swiglu", has no shared experts.
     if f"blk.{i}.ffn_up_shexp.weight" in p and activation != "clamped_swiglu":
         weight = p.row(name) if f"{name}.weight" in p else None
         of_gate = p.linear(f"blk.{i}.ffn_gate_shexp") if has_gate else None
