@@ -187,7 +187,7 @@ class Architecture:
 
     Attributes:
         title: the names of the models that have this architecture, for tables and messages.
-        names: the values of GGUF's `general.architecture` and config.json's `model_type` for this architecture.
+        names: the values of `general.architecture` (GGUF) and `model_type` (config.json) for this architecture.
         gguf: the `general.architecture` that is written when a folder is converted to GGUF.
         config: the config class.
         model: the model class, called with (config, parameters, backend).
@@ -204,10 +204,11 @@ class Architecture:
 
 
 def architectures_of(module: Any) -> Sequence[Architecture]:
-    """Return `ARCHITECTURES` of a module of `mlx_engine/models`; an empty tuple if the module does not have it.
+    """Return `ARCHITECTURES` of a module of `mlx_engine/models`; an empty tuple if the module has none.
 
-    If the module has one architecture, `ARCHITECTURES` may be `Architecture.names`. The title is then the first line of the
-    module's docstring, and the other attributes are the module's `GGUF_ARCHITECTURE`, `Config`, `Model` and `plan`.
+    If the module has one architecture, `ARCHITECTURES` may be `Architecture.names`. The title is then the first line
+    of the module's docstring, and the other attributes are the module's `GGUF_ARCHITECTURE`, `Config`, `Model` and
+    `plan`.
     """
     found = getattr(module, "ARCHITECTURES", ())
     if not found or isinstance(found[0], Architecture):

@@ -261,7 +261,7 @@ class Parameters:
         return self._slices is not None and self._slices.is_partial(name)
 
     def _prepare(self, name: str, weight: Weight, source: Weight | None = None) -> Array:
-        """Prepare a weight once for each type, so that a tied head shares the table's array if both have one type.
+        """Prepare a weight once for each type, so that a tied head shares the table's array if both have the same type.
 
         `source` is the weight before its conversion, if it was converted.
         """

@@ -40,7 +40,7 @@ class Stage:
     def reads(self, name: str, *, is_tied: bool) -> bool:
         """Return whether the stage reads a tensor, by its GGUF name.
 
-        If `is_tied`, the last stage also reads the embedding table, because it is the matrix of the head.
+        If `is_tied`, the last stage also reads the embedding table, because the table is also the matrix of the head.
         """
         match = _LAYER.match(name)
         if match:

@@ -49,7 +49,7 @@ class Row:
         gguf: the name in GGUF files, if it differs from the table's key. If `before` or `after` is set, this is the
             name of the larger tensor in GGUF files; without `gguf`, GGUF files do not have the larger tensor.
         plus: the number that is added to the values of a Hugging Face folder to get the model's values.
-        times: the factor by which the values in GGUF files are larger than the model's values.
+        times: the factor by which the model's values are multiplied in GGUF files.
         kind: the kind of layers that have this tensor, one of the config's `kinds` (of mixers) or `ffn_kinds`; None if
             every layer has the tensor.
         stored: how GGUF files store the tensor, in addition to the other attributes; its `name` is ignored.
