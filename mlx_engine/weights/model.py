@@ -204,7 +204,7 @@ class Architecture:
 
 
 def architectures_of(module: Any) -> Sequence[Architecture]:
-    """Return `ARCHITECTURES` of a module of `mlx_engine/models`; an empty tuple if the module has none.
+    """Return the architectures of a module of `mlx_engine/models`; none if the module has no `ARCHITECTURES`.
 
     If the module has one architecture, `ARCHITECTURES` may be `Architecture.names`. The title is then the first line
     of the module's docstring, and the other attributes are the module's `GGUF_ARCHITECTURE`, `Config`, `Model` and

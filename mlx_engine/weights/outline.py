@@ -152,7 +152,7 @@ class OutlineBackend:
         return Outline(weight.shape, nbytes)
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return `Backend.embeds_stored`; if it is true, `n_left` will include the bytes of the table."""
+        """Return `Backend.embeds_stored`; if it is true, note the bytes of the table for `n_left`."""
         is_left = self._backend.embeds_stored(table)
         if is_left:
             self._left[table.name] = table.nbytes
@@ -177,7 +177,7 @@ class OutlineBackend:
         return OpByOp(cast(Backend, self), layers)
 
     def _held_expert(self, weight: Weight | LazyWeight, nbytes: int) -> int:
-        """Return the bytes of an expert's matrix in `Backend.stack_some`; `nbytes` if the backend has no such form."""
+        """Return an expert's bytes in the result of `Backend.stack_some`; `nbytes` if the backend does not implement it."""
         if not self._backend.holds_some_experts:
             return nbytes
         n_rows, width = math.prod(weight.shape[:-1]), weight.shape[-1]
