@@ -177,7 +177,7 @@ class OutlineBackend:
         return OpByOp(cast(Backend, self), layers)
 
     def _held_expert(self, weight: Weight | LazyWeight, nbytes: int) -> int:
-        """Return an expert's bytes in the result of `Backend.stack_some`; `nbytes` if the backend does not implement it."""
+        """Return the bytes of an expert in the result of `Backend.stack_some`; `nbytes` if the backend lacks it."""
         if not self._backend.holds_some_experts:
             return nbytes
         n_rows, width = math.prod(weight.shape[:-1]), weight.shape[-1]
