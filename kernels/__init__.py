@@ -1,8 +1,8 @@
 """Kernels for block-quantised weights: Metal kernels with NumPy references, compiled CPU kernels, and block layouts.
 
-The package needs neither mlx_engine nor, to be imported, a GPU. In a wheel its name is `mlx_engine.kernels`; in a
-checkout `kernels` and `mlx_engine.kernels` are the same modules. Public names are imported when they are first used, so
-that `import kernels` is fast. `kernels.launch` is a module; its function `launch` runs any `Kernel`.
+The package does not import mlx_engine, and can be imported without a GPU. In a wheel its name is `mlx_engine.kernels`;
+in a checkout, `kernels` and `mlx_engine.kernels` are the same modules. Public names are imported when they are first
+used, so that `import kernels` is fast. `kernels.launch` is a module; its function `launch` runs any `Kernel`.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     from .metal.thread_per_output import thread_per_output
     from .metal.tiles import tiles
 
-# {public name: the module that defines it}. Other public names have the name of their module, such as
-# `metal.matvec.matvec`; only `launch` is a module.
+# Maps public names to the modules that define them. A public name that is missing here is defined by the module
+# `metal.NAME`, such as `metal.matvec.matvec`; only `launch` is itself a module.
 _HOMES = {
     "Kernel": "kernel",
     **dict.fromkeys(("counted", "executors", "use"), "launch"),

@@ -3,7 +3,7 @@
 In GGUF's formats, a block holds 32, 64 or 256 consecutive weights of one row. Its fields are:
 
 - `d`: a float16 scale; `m`: a float16 minimum; `dmin`: the float16 scale of the minima of sub-blocks
-- `e`: a scale that is a power of two, as its exponent
+- `e`: the exponent of a scale that is a power of two
 - `qs`, `ql`: the quants, or their low bits; `qh`, `hmask`: the high bits of the quants
 - `scales`, `scales_l`, `scales_h`: the packed scales of sub-blocks
 - `signs`: the signs of weights
@@ -54,10 +54,10 @@ NVFP4 = np.dtype([("scales", "u1", (4,)), ("qs", "u1", (4, 8))])
 
 
 def group(size: int, bits: int, scale: str, *, has_biases: bool) -> np.dtype[np.void]:
-    """Return the layout of one group of MLX's quantised types: its scale, its bias if it has one, its packed quants.
+    """Return the layout of one group of MLX's quantised types: scale, bias (if `has_biases`), packed quants.
 
     Quants are packed from the lowest bits upwards, as in MLX, with one exception: 4-bit quants of groups with biases
-    are packed as in Q4_1. There, the low four bits of 16 bytes hold 16 quants, and the high four bits the next 16.
+    are packed as in Q4_1. In Q4_1, the low four bits of 16 bytes hold 16 quants, the high four bits the next 16.
     AVX2 unpacks this layout with fewer instructions.
 
     The group has `size` weights, of `bits` bits each. `scale` is the type of the scale and the bias: F16, BF16 (read as

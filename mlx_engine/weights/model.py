@@ -41,7 +41,7 @@ class FirstFault(NamedTuple):
     Attributes:
         name: the name of the array, such as "blk.3.attn_q".
         rank: the rank that computed the array; None if one process runs the model alone.
-        n_bad: number of NaN and infinities.
+        n_bad: number of values that are NaN or infinite.
     """
 
     name: str
@@ -59,7 +59,7 @@ class _FoundError(Exception):
 
 
 class ModelConfig(Protocol):
-    """The settings that all architectures have; each model file adds its own.
+    """The settings that all architectures have; each config class adds others.
 
     Attributes:
         n_heads: the number of query heads.
@@ -82,14 +82,14 @@ class ExtraLayer(Protocol):
     """A layer of multi-token prediction (MTP): predict the next token from a token and its predecessor's hidden state.
 
     Attributes:
-        n_vocabulary: the number of logits; the layer predicts only the first tokens of the vocabulary.
+        n_vocabulary: the number of logits; the layer only predicts tokens whose ids are below this number.
     """
 
     n_vocabulary: int
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """What the layer caches, for `KVPool`."""
+        """The description of the layer's cache, for `KVPool`."""
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens of this layer."""
@@ -97,8 +97,8 @@ class ExtraLayer(Protocol):
     def forward(self, batch: Batch, hidden: Array) -> tuple[Array, Array]:
         """Run the layer; return logits (R, `n_vocabulary`) and hidden states (R, D) of the wanted tokens.
 
-        Row t of `hidden` (T, D) belongs to the token before token t of the batch. It is a hidden state after the
-        model's last norm, or one that an earlier call returned.
+        Row t of `hidden` (T, D) is the hidden state of the token before token t of the batch: the model's hidden state
+        after its last norm, or a hidden state that an earlier call of this method returned.
         """
 
 
@@ -108,7 +108,7 @@ class Model(Protocol):
     Attributes:
         program: the compiled layers.
         is_shared: whether several processes run the model together.
-        n_stages: the number of pipeline stages, and of passes that may be in flight at once if their sequences differ.
+        n_stages: the number of pipeline stages. Up to this number of passes, of different sequences, may be in flight.
         extra: the MTP layer; None if the checkpoint has none, or if it is not used.
     """
 
@@ -121,7 +121,7 @@ class Model(Protocol):
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """What each layer caches: KV heads, head dim and window, or the shapes of a state."""
+        """The description of each layer's cache: KV heads, head dim and window, or the shapes of a state."""
 
     def forward(self, batch: Batch) -> Array | None:
         """Run a forward pass and return logits (R, V) of the wanted tokens; None if no token is wanted."""
@@ -130,7 +130,7 @@ class Model(Protocol):
         """Like `forward`, but return the hidden states (R, D) of the wanted tokens after the last norm."""
 
     def run_on(self, backend: Backend) -> None:
-        """Use another backend; a `Decoder` also compiles its layers for it."""
+        """Use another backend; a `Decoder` also compiles its layers for this backend."""
         self.backend = backend
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
@@ -153,11 +153,14 @@ class Model(Protocol):
         return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)
 
     def kv_capacity(self) -> tuple[int, int | None]:
-        """Return the bytes of keys and values that fit into the free memory, and the limiting rank (None: no ranks)."""
+        """Return the bytes of keys and values that fit into the free memory, and the rank that limits this number.
+
+        The rank is None if one process runs the model alone.
+        """
         return available_memory(), None
 
     def first_fault(self, run: Callable[[Model], object]) -> FirstFault | None:
-        """Return the first fault in the passes that `run` runs, or None.
+        """Return the first fault in the passes that `run` runs; None if all values are finite.
 
         `run` gets a copy of the model. The copy runs blocks as composed primitives, not as fused kernels, so that every
         intermediate value can be checked.
@@ -184,11 +187,12 @@ class Architecture:
 
     Attributes:
         title: the names of the models that have this architecture, for tables and messages.
-        names: the values of GGUF's `general.architecture` and config.json's `model_type`.
+        names: the values of `general.architecture` (GGUF) and `model_type` (config.json) for this architecture.
         gguf: the `general.architecture` that is written when a folder is converted to GGUF.
         config: the config class.
         model: the model class, called with (config, parameters, backend).
-        plan: raises UnsupportedConfigError if a setting is missing, invalid or not implemented.
+        plan: makes a checkpoint's `Plan`; raises UnsupportedConfigError if a setting is missing, invalid or not
+            implemented.
     """
 
     title: str
@@ -200,10 +204,11 @@ class Architecture:
 
 
 def architectures_of(module: Any) -> Sequence[Architecture]:
-    """Return the architectures of a module of `mlx_engine/models`: its `ARCHITECTURES`; none if this is missing.
+    """Return the architectures of a module of `mlx_engine/models`; none if the module has no `ARCHITECTURES`.
 
-    If the module has one architecture, `ARCHITECTURES` may be its `names`. The title is then the first line of the
-    module's docstring, and the other attributes are the module's `GGUF_ARCHITECTURE`, `Config`, `Model` and `plan`.
+    If the module has one architecture, `ARCHITECTURES` may be `Architecture.names`. The title is then the first line
+    of the module's docstring, and the other attributes are the module's `GGUF_ARCHITECTURE`, `Config`, `Model` and
+    `plan`.
     """
     found = getattr(module, "ARCHITECTURES", ())
     if not found or isinstance(found[0], Architecture):
@@ -213,14 +218,14 @@ def architectures_of(module: Any) -> Sequence[Architecture]:
 
 
 def architecture_of(checkpoint: Checkpoint) -> Architecture:
-    """Return a checkpoint's architecture; raise UnknownArchitectureError if no model file implements it."""
+    """Return a checkpoint's architecture; raise UnknownArchitectureError if it is not implemented."""
     wanted, supported = checkpoint.architecture, list[str]()
     if checkpoint.naming == "gguf" and wanted == "llama" and checkpoint.settings.get("expert_count"):
         wanted = "mixtral"
     text = checkpoint.settings.get("text_config")
     if wanted == "mistral3" and isinstance(text, Mapping) and text.get("model_type") == "mistral4":
         wanted = "mistral4"
-    # To import few files, begin with those whose names share the longest prefix with the architecture's name.
+    # To import few files, begin with the file whose name shares the longest prefix with the architecture's name.
     names = sorted(file.name for file in iter_modules(importlib.import_module("mlx_engine.models").__path__))
     for name in sorted(names, key=lambda name: -len(commonprefix((name, wanted)))):  # noqa: RUF071 - no paths
         for architecture in architectures_of(importlib.import_module(f"mlx_engine.models.{name}")):
@@ -267,7 +272,7 @@ class Planned(NamedTuple):
 
     @property
     def n_parameters(self) -> int:
-        """Number of parameters, without unused tensors and the MTP layer; a tied head counts once."""
+        """Number of parameters, without unused tensors and the MTP layer; the table of a tied head counts once."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values()) - self.n_extra
 
     @property
@@ -280,7 +285,7 @@ class Planned(NamedTuple):
         )
 
     def needs(self) -> frozenset[str]:
-        """Return `backends.Settings.needs` of this model: the kernels to compile before weights are read."""
+        """Return the names of the kernels to compile before weights are read, for `backends.Settings.needs`."""
         found = set[str]()
         for name, tensor in self.tensors.items():
             stored = tensor.stored(self.checkpoint.naming)
@@ -295,7 +300,7 @@ class Planned(NamedTuple):
         return frozenset(found)
 
     def stored_types(self) -> Mapping[str, int]:
-        """Return the bytes of the layers' weights in the file, by the name of their type."""
+        """Map the name of each weight type in the file to the number of bytes of the layers' weights of this type."""
         found = Counter[str]()
         for name, tensor in self.tensors.items():
             if name.startswith("blk."):
@@ -320,9 +325,9 @@ def plan_model(
     `with_extra` adds the MTP layer, if the checkpoint has one and it is implemented.
 
     Raises:
-        OptionError: the conversion names a layer that the model does not have, or the context is no whole number >= 1.
+        OptionError: the conversion names a layer that the model does not have, or `context` is not a whole number >= 1.
         ModelError: the file has a vocabulary but no tensors.
-        UnknownArchitectureError: no model file implements the architecture.
+        UnknownArchitectureError: the architecture is not implemented.
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
         TensorMismatchError: the tensors do not match the settings.
     """
@@ -355,10 +360,10 @@ def open_model(path: Path, allow_settings: Sequence[str] = ()) -> Checkpoint:
     prefix. A named setting that is implemented is not removed.
 
     Raises:
-        OptionError: the file has no setting with one of the names.
+        OptionError: one of the names is not a setting of the file.
         SourceError, FormatError: the file cannot be opened, or is damaged.
-        ModelError: the quantisation of a folder is not implemented. With `allow_settings`, also: the architecture, or a
-            setting that `allow_settings` does not name, is not implemented.
+        ModelError: the quantisation of a folder is not implemented. If `allow_settings` has names, also if the
+            architecture, or a setting that is not named, is not implemented.
     """
     check_allowed(allow_settings)
     checkpoint = open_checkpoint(path)
@@ -373,7 +378,7 @@ def check_allowed(allow_settings: object) -> None:
 
 
 def allow(checkpoint: Checkpoint, names: Sequence[str]) -> Checkpoint:
-    """Return the checkpoint without the named settings that its model file refuses; add a note for each name."""
+    """Return the checkpoint without the named settings that are not implemented; add a note for each name."""
     paths = {name: _path(checkpoint, name) for name in names}
     plan, ignored = architecture_of(checkpoint).plan, dict[str, object]()
     while True:
@@ -409,7 +414,7 @@ def _path(checkpoint: Checkpoint, name: str) -> tuple[str, ...]:
 
 
 def _without(settings: Mapping[str, Any], path: Sequence[str]) -> tuple[dict[str, Any], object]:
-    """Return a copy of the settings without the one at `path`, and its value."""
+    """Return a copy of the settings without the setting at `path`, and the value of this setting."""
     key, *rest = path
     if not rest:
         return {other: value for other, value in settings.items() if other != key}, settings[key]

@@ -1,4 +1,4 @@
-"""Compute how much memory a model needs before its weights are read, and check that the memory is free.
+"""Before a model's weights are read, compute how much memory it needs, and check that this memory is free.
 
 The model is built as for a run, but with an `Outline` (a shape and a number of bytes) in place of each array. A small
 matrix of each type is prepared, to find out how many bytes the backend needs for a matrix of this type. The command
@@ -73,7 +73,7 @@ class LazyWeight:
         return self if type_ == self.type else replace(self, type=type_, is_stored=False)
 
     def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> LazyWeight:
-        """Return `Weight.cut` as a lazy weight. Only a single range of rows stays in the mapped file."""
+        """Return `Weight.cut` as a lazy weight. The result stays in the mapped file only if it is one range of rows."""
         shape, is_view = cut_shape(cast(Weight, self), axis, ranges), axis == 0 and len(ranges) == 1
         return replace(
             self, shape=shape, read=lambda: self.read().cut(axis, ranges), is_stored=self.is_stored and is_view
@@ -85,9 +85,12 @@ class LazyWeight:
 
 
 class Expanded(NamedTuple):
-    """Bytes of all matrices of a weight type that a backend expands.
+    """The size of all matrices of one weight type, which the backend expands.
 
-    `stored`: before `Backend.prepare`. `held`: after it. `alternative`: after it, if the matrices were Q8_0.
+    Attributes:
+        stored: bytes before `Backend.prepare`.
+        held: bytes after `Backend.prepare`.
+        alternative: bytes after `Backend.prepare` if the matrices were Q8_0.
     """
 
     stored: int
@@ -105,8 +108,8 @@ class OutlineBackend:
         n_mapped_experts: bytes of the matrices of experts that stay in the mapped file.
         shapes: the shapes (N, K) of the matrices.
         saved: bytes that would be saved if every matrix were stored as Q8_0; matrices that would grow count as 0.
-        expanded: bytes of the matrices that `Backend.prepare` expands, by the name of their type.
-        types: bytes of the matrices before they are prepared, by their type.
+        expanded: maps the name of each weight type that `Backend.prepare` expands to the size of its matrices.
+        types: maps each weight type to the bytes of its matrices before they are prepared.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -149,7 +152,7 @@ class OutlineBackend:
         return Outline(weight.shape, nbytes)
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return `Backend.embeds_stored`; if true, count the table for `n_left`."""
+        """Return `Backend.embeds_stored`; if it is true, note the bytes of the table for `n_left`."""
         is_left = self._backend.embeds_stored(table)
         if is_left:
             self._left[table.name] = table.nbytes
@@ -157,7 +160,7 @@ class OutlineBackend:
 
     @property
     def n_left(self) -> int:
-        """Bytes of the embedding tables that stay in the mapped file (`TableInFile`), without tables of tied heads."""
+        """Bytes of the embedding tables that stay in the mapped file and are not also the matrix of a tied head."""
         return sum(nbytes for name, nbytes in self._left.items() if name not in self._multiplied)
 
     @property
@@ -174,7 +177,7 @@ class OutlineBackend:
         return OpByOp(cast(Backend, self), layers)
 
     def _held_expert(self, weight: Weight | LazyWeight, nbytes: int) -> int:
-        """Return the bytes of an expert's matrix in `Backend.stack_some`; `nbytes` if the backend does not have it."""
+        """Return the bytes of an expert in the result of `Backend.stack_some`; `nbytes` if the backend lacks it."""
         if not self._backend.holds_some_experts:
             return nbytes
         n_rows, width = math.prod(weight.shape[:-1]), weight.shape[-1]
@@ -186,7 +189,7 @@ class OutlineBackend:
         return round(n_rows * self._of_slots[key])
 
     def _probe(self, type_: GGMLType, width: int) -> tuple[float, bool]:
-        """Return the bytes of a row of `width` weights on the backend, and whether they stay in the mapped file."""
+        """Return the bytes of a row of `width` weights on the backend, and whether the row stays in the mapped file."""
         key = (type_.name, width)
         if key not in self._probed:
             weight, prepared, nbytes = probe(self._backend, type_, width)
@@ -219,7 +222,7 @@ class Outlined:
 
     Attributes:
         sizes: the sums over the model's weights.
-        held_share: `Planned.held_share`.
+        held_share: the fraction of each layer's experts that is in memory at the same time.
     """
 
     model: Model
@@ -227,7 +230,7 @@ class Outlined:
     held_share: float = 1.0
 
     def share_of_experts(self, backend: Backend, most: int, where: str) -> float:
-        """Return the share of the experts that takes at most `most` bytes; `where` is the model, for errors.
+        """Return the share of the experts that takes at most `most` bytes; `where` names the model in errors.
 
         Raises:
             OptionError: `most` is too small for the experts of one token, the backend cannot bound the memory of
@@ -263,9 +266,10 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
     return Outlined(planned.make(planned.config, parameters, made), sizes, planned.held_share)
 
 
-# A pass holds at most this many times N + K float32 activations per token; (N, K) is the matrix with the largest N + K.
+# Per token, a pass holds at most ACTIVATIONS * (N + K) float32 activations. (N, K) is the shape of the matrix with the
+# largest N + K.
 ACTIVATIONS = 3
-# If not all experts fit, those in memory take this share of the memory that the rest of the model leaves free.
+# If not all experts fit, the experts in memory take this share of the memory that the rest of the model leaves free.
 EXPERTS_SHARE = 0.9
 # `expansions` reports a type if its weights grow by at least this many bytes.
 WORTH_A_LINE = 1 << 26
@@ -281,7 +285,7 @@ class Need:
         mapped: the weights that stay in the mapped file, which the system may drop and read again.
         kv: pages of keys and values.
         workspace: activations of the longest pass, and logits.
-        saved: `OutlineBackend.saved`.
+        saved: bytes that would be saved if every matrix were stored as Q8_0.
         experts: the weights of experts that stay in the mapped file; 0 if the memory of experts is limited.
     """
 
@@ -303,21 +307,20 @@ class Need:
         return self.total - self.mapped
 
     def __add__(self, other: Need) -> Need:
-        """Return the memory of both models together; their passes do not run at the same time."""
+        """Return the need of two models whose passes do not run at the same time."""
         return Need(
             self.weights + other.weights, self.mapped + other.mapped, self.kv + other.kv,
             max(self.workspace, other.workspace), self.saved + other.saved, self.experts + other.experts,
         )  # fmt: skip
 
     def for_experts(self, available: int) -> int:
-        """Return the bytes that experts may take if they do not all fit."""
+        """Return the bytes that the experts in memory may take if not all experts fit."""
         return max(0, int(EXPERTS_SHARE * (available - self.total + self.experts)))
 
     def check(self, where: str, available: int, *, allowed: bool = False) -> bool:
         """Compare the need with the available bytes, and warn if the model needs more.
 
-        Return True if the model needs more and has experts in the mapped file, which can be read when tokens choose
-        them.
+        Return True if the model needs more, and its experts can be read from the file when tokens choose them.
 
         Raises:
             NotEnoughMemoryError: `least` is larger than the available bytes, and `allowed` is not set.
@@ -346,7 +349,8 @@ class Need:
 def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> Need:
     """Return the memory that a model needs with `n_tokens` tokens in the cache, or with `kv` bytes of cache."""
     sizes, model, share = outlined.sizes, outlined.model, outlined.held_share
-    vocab_size = int(model.config.vocab_size)  # `widest` excludes the head: a pass computes few rows of logits
+    # `widest` excludes the head, because a pass computes only few rows of logits.
+    vocab_size = int(model.config.vocab_size)
     widest = max((sum(shape) for shape in sizes.shapes if shape[0] != vocab_size), default=0)
     return Need(
         weights=sizes.nbytes - round((1 - share) * sizes.n_experts),
@@ -406,8 +410,8 @@ def is_config_alone(path: Path) -> bool:
 def open_config(path: Path) -> Checkpoint:
     """Return the checkpoint that a config.json describes, with zeros as weights.
 
-    Matrices that MLX has quantised have the type that the setting `quantization` names, other tensors the type that
-    `torch_dtype` or `dtype` names.
+    If MLX has quantised a matrix, its type is the one in the setting `quantization`. The type of other tensors is the
+    one in `torch_dtype` or `dtype`.
 
     Raises:
         SourceError, FormatError: the file cannot be read.
@@ -459,7 +463,10 @@ def _dtype(config: Mapping[str, object], where: str) -> str:
 
 
 def _type(quantization: Quantization, name: str, shape: tuple[int, ...], scale: str) -> GGMLType:
-    """Return the type of a tensor in a folder that MLX has quantised: `scale` for tensors that are not quantised."""
+    """Return the type of a tensor in a folder that MLX has quantised.
+
+    `scale` is the type of scales, and of tensors that are not quantised.
+    """
     setting = quantization.of(name.removesuffix(WEIGHT))
     if setting is None or len(shape) < 2 or not name.endswith(WEIGHT) or shape[-1] % setting.group:
         return BY_NAME[scale]

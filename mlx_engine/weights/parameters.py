@@ -24,9 +24,9 @@ from mlx_engine.weights.conversion import Conversion, Converted
 from mlx_engine.weights.plan import Tensor
 from mlx_engine.weights.stage import OwnSlices, RemoteWeight, Stage, is_elsewhere
 
-# The end of the names of experts' linear layers, such as "blk.0.ffn_up_exps".
+# The suffix in the names of experts' linear layers, such as "blk.0.ffn_up_exps".
 EXPERTS = "_exps"
-# Called with (prepared, total) tensors while a model is built.
+# Called with (number of prepared tensors, number of all tensors) while a model is built.
 Progress = Callable[[int, int], None]
 
 
@@ -34,7 +34,7 @@ class Parameters:
     """Prepare each tensor for a backend on its first use.
 
     A tied head shares the array of the embedding table, unless the head is converted or the table stays in the file.
-    The weights of other stages than `stage` are placeholders (`RemoteWeight`).
+    Weights that only other pipeline stages read are placeholders (`RemoteWeight`).
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class Parameters:
     def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type.
 
-        It stays in the mapped file if `Backend.embeds_stored` is true, or if this rank does not hold the whole head.
+        The table stays in the mapped file if `Backend.embeds_stored` is true, or if this rank (process) does not hold
+        the whole head.
         """
         weight = self._stored(f"{name}.weight")
         if is_elsewhere(weight):
@@ -139,7 +140,7 @@ class Parameters:
         return ExpertLinear(name, weights, (shape[0], shape[1]), weights.nbytes, n)
 
     def _type(self, name: str, stored: Weight) -> tuple[GGMLType, str]:
-        """Return `Conversion.type_of`."""
+        """Return the type of a linear layer after loading, and why it is not converted (`Conversion.type_of`)."""
         return self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored.type)
 
     def _reported_type(self, name: str, stored: Weight) -> GGMLType:
@@ -150,7 +151,7 @@ class Parameters:
         return type_
 
     def router(self, name: str) -> Linear:
-        """Return a linear layer that is never quantised, because rounding errors would choose other experts."""
+        """Return a router. It is never quantised, because rounding errors could change the chosen experts."""
         return Linear(name, self._vector(f"{name}.weight"), self._bias(name))
 
     def row(self, name: str) -> Linear:
@@ -195,14 +196,14 @@ class Parameters:
         return LayerNorm(name, self._packed(f"{name}.weight", weight), self._packed(f"{name}.bias", bias), eps)
 
     def norm(self, name: str, eps: float, times: float = 1.0, *, is_layer_norm: bool = False) -> Norm:
-        """Return a norm multiplied by `times`: a layer norm if there is a bias or `is_layer_norm`, else an RMS norm."""
+        """Return a norm multiplied by `times`: a layer norm if `is_layer_norm` or there is a bias, else an RMS norm."""
         of_kind = self.layer_norm if is_layer_norm or f"{name}.bias" in self else self.rms_norm
         return of_kind(name, eps, times)
 
     def array(self, name: str, *, transposed: bool = False, times: NDArray[np.float32] | None = None) -> Array:
         """Return the tensor `name` as the backend's float32 array, for operations other than matrix products.
 
-        Row i of a matrix is multiplied by `times[i]`.
+        If `times` is given, row i of the stored matrix is multiplied by `times[i]`.
         """
         values = self._own(name).dequantize()
         if times is not None:
@@ -221,7 +222,7 @@ class Parameters:
         return self._tensors[f"{name}.weight"].shape[0]
 
     def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
-        """Return `OwnSlices.layers`."""
+        """Return the layers with this rank's numbers of heads and channels in place of the model's."""
         return layers if self._slices is None else self._slices.layers(layers)
 
     def elsewhere(self, name: str) -> Array:
@@ -260,7 +261,7 @@ class Parameters:
         return self._slices is not None and self._slices.is_partial(name)
 
     def _prepare(self, name: str, weight: Weight, source: Weight | None = None) -> Array:
-        """Prepare a weight once for each type, so that a tied head with the table's type shares the table's array.
+        """Prepare a weight once for each type, so that a tied head shares the table's array if both have the same type.
 
         `source` is the weight before its conversion, if it was converted.
         """
@@ -276,7 +277,7 @@ class Parameters:
         return self._prepared[key]
 
     def _done(self, name: str) -> None:
-        """Call `progress` after a tensor has been prepared. A table that is also the head counts once."""
+        """Call `progress` after a tensor has been prepared. If an embedding table is also the head, count it once."""
         is_new = name not in self._seen and self._reads(name)
         self._seen.add(name)
         if is_new and self._progress is not None:
@@ -287,12 +288,12 @@ class Parameters:
 class TableInFile(Weight):
     """An embedding table that stays in its memory-mapped file, because a pass reads only a few of its rows.
 
-    The memory pages of these rows are released after each read, or else more and more of the table would become
-    resident. If the head uses some of the pages, they are mapped again in the next pass.
+    The memory pages of these rows are released after each read; otherwise more and more of the table would become
+    resident. If the head also uses some of these pages, they are mapped again in the next pass.
     """
 
     def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
-        """Return `Weight.rows`, and release the pages that were read for it."""
+        """Return `Weight.rows`, and release the memory pages that have these rows."""
         found = super().rows(ids)
         release_rows(self.data, map(int, ids), self.type.bytes_for(self.shape[1]))
         return found

@@ -19,8 +19,8 @@ BUFFER = re.compile(
     r"(?:^|\.)rotary_emb(?:_local)?\.(?:original_)?(?:inv_freq|cos_cached|sin_cached)$"
     r"|^gpt_neox\.layers\.\d+\.attention\.(?:masked_)?bias$"
 )
-# Layers of multi-token prediction (MTP) are a module of their own in some files; in others, their numbers follow the
-# number of the model's last layer.
+# In some files, the layers of multi-token prediction (MTP) are in a separate module, whose name MTP_MODULE matches. In
+# other files, their numbers follow the number of the model's last layer.
 MTP_MODULE, LAYER = re.compile(r"(?:^|\.)mtp(?:_layers)?\."), re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
 
 
@@ -61,7 +61,8 @@ class Plan:
     Attributes:
         unused: names of tensors that a file may have, but that the model does not read.
         in_tensors: fields of the config that a GGUF file encodes in tensors, because GGUF has no key for them.
-        gguf_only: the values, by name, of tensors that only GGUF files have: they encode settings without a GGUF key.
+        gguf_only: maps the name of each tensor that only GGUF files have to its values. Such a tensor encodes a setting
+            for which GGUF has no key.
         extra: the tensors of an MTP layer; empty unless the checkpoint has all of them.
     """
 
@@ -74,9 +75,9 @@ class Plan:
 
 
 def mtp_layers(checkpoint: Checkpoint) -> int:
-    """Return the number of MTP layers in the settings; the files may have fewer.
+    """Return the number of MTP layers according to the settings; the files may have fewer.
 
-    Without such a setting, return 1 if the files have an MTP layer, else 0. Qwen3-Next's config.json has no such key.
+    If no setting has the number, as in Qwen3-Next's config.json, return 1 if the files have an `mtp.fc.weight`, else 0.
     """
     text = checkpoint.settings.get("text_config")
     of = {**(text if isinstance(text, Mapping) else {}), **checkpoint.settings}
@@ -85,7 +86,7 @@ def mtp_layers(checkpoint: Checkpoint) -> int:
 
 
 def is_mtp(name: str, n_layers: int, n: int) -> bool:
-    """Return whether a tensor belongs to the n MTP layers after the model's own `n_layers`."""
+    """Return whether a tensor belongs to the n MTP layers after the model's `n_layers` layers."""
     of = LAYER.search(name)
     return MTP_MODULE.search(name) is not None or (of is not None and n_layers <= int(of[1]) < n_layers + n)
 

@@ -24,14 +24,16 @@ FREQUENCIES = "rope_freqs"
 NAME = f"{FREQUENCIES}.weight"
 # `low_freq_factor` and `high_freq_factor` of every published Llama 3, in rotations over the training context.
 LOW, HIGH = 1.0, 4.0
-# A larger divisor means that a pair is not rotated.
+# If a divisor is larger than this, its pair of elements is not rotated.
 NOT_ROTATED = 1e29
 # Relative tolerance of divisors, which files store in float32.
 CLOSE = 1e-5
 
 
 def rule_of(checkpoint: Checkpoint, config: Any) -> dict[str, Rotation]:
-    """Return {"rope": the rotation that `rope_freqs` encodes}; an empty dict if it is absent, or all divisors are 1.
+    """Return {"rope": the rotation that `rope_freqs` of a GGUF file encodes}.
+
+    Return an empty dict if the file has no `rope_freqs`, or if all its divisors are 1.
 
     Raises:
         ModelError: no known rule gives these divisors.
@@ -41,7 +43,7 @@ def rule_of(checkpoint: Checkpoint, config: Any) -> dict[str, Rotation]:
     divisors = checkpoint.weight(NAME).dequantize().astype(np.float64)
     if (divisors == 1).all():
         return {}
-    # config.json has only one scaling rule: if the GGUF keys name a rule, it has no place for the divisors.
+    # config.json has only one scaling rule. If the GGUF keys already name a rule, the divisors cannot be written.
     is_sound = config.rope.rule == "default" and (np.isfinite(divisors) & (divisors > 0)).all()
     plain, head_dim = replace(config.rope, context=config.context_length), 2 * len(divisors)
     for rope in _candidates(plain, divisors) if is_sound else ():
@@ -61,7 +63,7 @@ def _pairs(rope: Rotation, head_dim: int) -> list[tuple[float, float]]:
 
 
 def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rotation]:
-    """Return the rotations that may have these divisors: of Gemma 4, Llama 3 and Llama 4."""
+    """Return the rotations that may have these divisors: Gemma 4's if a pair is not rotated, else Llama 3's and 4's."""
     rotated = divisors[divisors < NOT_ROTATED]
     if not len(rotated):
         return []
@@ -70,7 +72,7 @@ def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rota
         return [part]
     slowest = float(divisors.max())
     llama3 = replace(plain, rule="llama3", factor=slowest, low=LOW, high=HIGH)
-    # In Llama 4 both limits are equal (`low` = `high`).
+    # Llama 4 has the same rule, but `high` is equal to `low`.
     return [
         replace(llama3, high=high, context=context)
         for high in (HIGH, LOW)
@@ -79,7 +81,7 @@ def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rota
 
 
 def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> list[int]:
-    """Return candidates for Llama 3's training context: one per divisor between 1 and the factor, or powers of 2."""
+    """Return candidates for the training context: one per divisor between 1 and `factor`; if none is, powers of 2."""
     found = []
     for frequency, divisor in zip(plain.for_heads(2 * len(divisors)).frequencies, divisors, strict=True):
         if 1 < divisor < factor:
@@ -88,12 +90,12 @@ def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> 
     return list(dict.fromkeys(found)) or [1 << n for n in range(4, 24)]
 
 
-# The GGUF names of LongRoPE's divisors, by field of `Rotation`.
+# Maps each field of `Rotation` that has divisors of LongRoPE to the GGUF name of their tensor.
 TENSORS = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
 
 
 def with_divisors(checkpoint: Checkpoint, plan: Plan) -> Plan:
-    """Return the plan with LongRoPE's divisors; return a plan with another rule unchanged.
+    """Return the plan with LongRoPE's divisors; if the plan's config has another rule, return the plan unchanged.
 
     The divisors of a GGUF file are read into the config. The divisors of a folder are added to `Plan.gguf_only`.
 

@@ -12,8 +12,8 @@ import numpy as np
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
-# Names of weights outside of the layers: FIRST and LAST match those that only the first or the last stage reads. Every
-# stage reads the others, which are small.
+# Names of weights outside of the layers: FIRST matches weights that the first stage reads, LAST weights that the last
+# stage reads. Every stage reads the other weights, which are small.
 FIRST = re.compile(r"(token_embd|position_embd|per_layer_\w+)\.")
 LAST = re.compile(r"(output_norm|output)\.")
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -40,7 +40,7 @@ class Stage:
     def reads(self, name: str, *, is_tied: bool) -> bool:
         """Return whether the stage reads a tensor, by its GGUF name.
 
-        `is_tied`: the head is tied, so the last stage reads the embedding table, too.
+        If `is_tied`, the last stage also reads the embedding table, because the table is also the matrix of the head.
         """
         match = _LAYER.match(name)
         if match:
@@ -88,7 +88,7 @@ class OwnSlices(Protocol):
         """Return whether the products of a linear layer are partial sums, which are added over all ranks."""
 
     def has(self, name: str) -> bool:
-        """Return whether this rank has a tensor. Of an `is_partial` layer, only one rank has the bias."""
+        """Return whether this rank has a tensor. If a layer `is_partial`, only one rank has its bias."""
 
     def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
-        """Return `layers`, made from this rank's tensors, with this rank's numbers of heads in place of the model's."""
+        """Return the layers with this rank's numbers of heads and channels in place of the model's."""

@@ -1,4 +1,4 @@
-"""`TensorLayout`: the name and form in which a file stores a model's tensor; `take` reads, `put` writes the form."""
+"""`TensorLayout` describes how a file stores a model's tensor; `take` converts from this form, `put` to this form."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class TensorLayout:
             Without `rotated`, the rows of both halves of a head alternate in the file.
         rotated: number of rotated rows of each head, which the file has before the unrotated rows. In the model, each
             half of a head begins with half of the rotated rows, so that rotary pairs are (j, j + head_dim/2).
-        interleaved: whether the two rows of a rotary pair are (2j, 2j + 1) in the file; used with `rotated`.
+        interleaved: whether the two rows of a rotary pair have the indices (2j, 2j + 1) in the file; needs `rotated`.
         expert: (index, of) if the stored tensor has a leading axis of `of` experts, and the model's tensor is the
             expert with this index.
         is_log: whether the file stores log(-x) for the model's negative values x.
-        order: for each row of the model's tensor, the index of the stored row. `rows` then only has the number of
-            stored rows, `of`.
+        order: for each row of the model's tensor, the index of the stored row. `take` then needs only the number of
+            stored rows, `of`, from `rows`.
         columns: (order, width) if the file has the columns in another order: group i of `width` columns in the model is
             group `order[i]` in the file.
         flipped: whether the model's matrix is the transpose of the matrix that the other fields describe. Unlike with
             `transposed`, types with blocks are allowed; their weights are expanded to float32.
-        outer: the shape of the stored tensor, if it has the same elements and another number of axes.
+        outer: the shape of the stored tensor, if it has the same elements as the model's but another number of axes.
     """
 
     name: str
@@ -90,8 +90,8 @@ class TensorLayout:
         """Return the model's tensor of this shape from the stored tensor: a view of the stored bytes if possible.
 
         Raises:
-            UnsupportedTypeError: a type with blocks of several weights is `transposed`, or a block spans two groups of
-                `columns`.
+            UnsupportedTypeError: the tensor is `transposed` and its type has blocks of several weights, or a block
+                spans two groups of `columns`.
         """
         if self.flipped:
             # A block has consecutive weights of a row, so a transposed matrix cannot have the same blocks.
@@ -103,7 +103,7 @@ class TensorLayout:
         if not any(changes) and weight.shape == shape:
             return weight  # without using `weight.data`, which may read the bytes from the file
         if self.expert is not None and isinstance(weight, GroupWeight):
-            # Reads only this expert's bytes.
+            # `GroupWeight.part` reads only this expert's bytes.
             return replace(self, expert=None).take(weight.part(*self.expert), shape)
         first, of = self.rows or (0, shape[0])
         data, last = weight.data, first + self.step * (shape[0] - 1) + 1
@@ -140,9 +140,10 @@ class TensorLayout:
         return Weight.pack(weight.name, values, F32)
 
     def put(self, parts: Sequence[Weight], orders: Sequence[tuple[int, ...] | None] = ()) -> Weight:
-        """Return the stored tensor of these parts, which `in_file_order` has returned: the inverse of `take`.
+        """Join parts, each as `in_file_order` returns it, to the stored tensor: the inverse of `take`.
 
-        `orders` has the `order` of each part, by default this layout's. Raise ValueError for parts of several types.
+        `orders` has the field `order` of each part's layout; by default, `self.order` is used.
+        Raise ValueError if the parts have different types.
         """
         if len({part.type for part in parts}) > 1:
             raise ValueError(f"{self.name}: expected parts of one type, found {[part.type.name for part in parts]}")
@@ -169,7 +170,7 @@ class TensorLayout:
         return Weight(self.name, shape, type_, data)
 
     def in_file_order(self, part: Weight) -> Weight:
-        """Return the model's tensor in the file's order of rows and columns: undo `heads`, `columns` and `flipped`.
+        """Return a tensor of the model in the file's order of rows and columns: undo `heads`, `columns` and `flipped`.
 
         Raises:
             UnsupportedTypeError: a block of the type spans two groups of columns.
@@ -189,7 +190,7 @@ class TensorLayout:
         return part if data is part.data else Weight(part.name, part.shape, part.type, data)
 
     def _order(self, head_dim: int) -> NDArray[np.intp]:
-        """Return the index of the stored row for each row of a head in the model."""
+        """For each row of a head in the model, return the index of its row in the stored head."""
         rows = np.arange(head_dim)
         if self.rotated is None:
             return rows.reshape(-1, 2).T.reshape(-1)
@@ -198,7 +199,10 @@ class TensorLayout:
         return np.concatenate((turned, rest), axis=1).reshape(-1)
 
     def _grouped(self, type_: GGMLType, data: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Return the bytes of a matrix as (rows, groups of columns, bytes); raise the error of `take`."""
+        """Return the bytes of a matrix as (rows, groups of columns, bytes).
+
+        Raise UnsupportedTypeError if a block spans two groups.
+        """
         order, width = self.columns or ((0,), shape[1])
         if width % type_.block_size:
             raise UnsupportedTypeError(

@@ -17,7 +17,7 @@ from mlx_engine.config.settings import Settings
 from mlx_engine.weights.plan import Plan, Tensor
 from mlx_engine.weights.stored import TensorLayout
 
-# The config field of each axis letter in `Row.shape`.
+# Maps each axis letter in `Row.shape` to the config field with the length of this axis.
 AXES = {
     "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
     "C": "conv_channels", "W": "conv_width", "U": "n_value_heads", "P": "value_dim", "L": "n_layers",
@@ -40,22 +40,22 @@ class Row:
         hf: the name in transformers.
         shape: row-major shape in axis letters (`AXES`); "HE D" is a matrix of n_heads * head_dim rows and hidden_size
             columns, "1" is a single value.
-        heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
-        rotated: the axis letter of the heads, or "1" for a single head. The rows of each head are reordered on load
-            if RoPE rotates only the first `rotary_dim` of them, or if `interleaved` is set.
-        interleaved: whether the two rows of a rotary pair are (2j, 2j + 1) in files; used with `rotated`.
-        before, after: the number of rows, in axis letters, of each tensor before and after this one, if a folder stores
-            it as rows of a larger tensor.
-        gguf: the name in GGUF files, if it differs from the table's key. With `before` or `after`, GGUF files too
-            have the larger tensor, under this name.
+        heads: the axis letter of the number of heads, if GGUF files interleave the rows of each head's two halves.
+        rotated: the axis letter of the number of heads, or "1" for a single head. The rows of each head are reordered
+            on load if RoPE rotates only the first `rotary_dim` of them, or if `interleaved` is set.
+        interleaved: whether the two rows of a rotary pair have the indices (2j, 2j + 1) in files; needs `rotated`.
+        before, after: if a folder stores the tensor as rows of a larger tensor, the number of rows, in axis letters, of
+            each tensor before it and after it.
+        gguf: the name in GGUF files, if it differs from the table's key. If `before` or `after` is set, this is the
+            name of the larger tensor in GGUF files; without `gguf`, GGUF files do not have the larger tensor.
         plus: the number that is added to the values of a Hugging Face folder to get the model's values.
-        times: GGUF files store the model's values times this factor.
+        times: the factor by which the model's values are multiplied in GGUF files.
         kind: the kind of layers that have this tensor, one of the config's `kinds` (of mixers) or `ffn_kinds`; None if
             every layer has the tensor.
         stored: how GGUF files store the tensor, in addition to the other attributes; its `name` is ignored.
         in_hf: how folders store the tensor; None means the same as `stored`.
-        when: the config field that says whether files have the tensor. GGUF has no key for this field: for GGUF files
-            the field is set to whether the first layer has the tensor.
+        when: the config field that says whether files have the tensor. GGUF has no key for this field, so it is true
+            for a GGUF file whose first layer has the tensor.
         optional: whether the tensor may be absent.
     """
 
@@ -87,7 +87,7 @@ def head_of(checkpoint: Checkpoint, s: Settings, *, tied: bool = False) -> Head:
 
 
 def stem_of(checkpoint: Checkpoint, stems: Sequence[str]) -> str:
-    """Return the first stem (tensor prefix) whose embedding table is in the folder; `stems[0]` if there is none."""
+    """Return the first stem (tensor prefix) whose embedding table is in the folder; `stems[0]` if no table is."""
     return next((stem for stem in stems if f"{stem}embed_tokens.weight" in checkpoint.shapes), stems[0])
 
 
@@ -104,7 +104,7 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
 
 
 def layer_tensors(config: Any, table: Table, i: int) -> list[Tensor]:
-    """Return the tensors of layer i; if i is after the last layer, those that every layer has."""
+    """Return the tensors of layer i; if i is after the last layer, return the tensors that every layer has."""
     kinds = [getattr(config, name) for name in ("kinds", "ffn_kinds") if hasattr(config, name)]
     own = {None, *(of[i] for of in kinds if i < len(of))}
     rows = ((name, row) for name, row in table.items() if "*" in name and row.kind in own)
@@ -117,7 +117,7 @@ def _has(config: Any, row: Row) -> bool:
 
 
 def said_by_tensors(config: C, checkpoint: Checkpoint, table: Table) -> C:
-    """Set the fields of a GGUF file's config that rows name in `Row.when`; return the config of a folder unchanged."""
+    """Return the config; for a GGUF file, set the fields named in `Row.when` as this attribute describes."""
     if checkpoint.naming != "gguf":
         return config
     rows = [((row.gguf or name).replace("*", "0"), row.when) for name, row in table.items() if row.when is not None]
@@ -159,10 +159,10 @@ def decoder_plan(
     checkpoint: Checkpoint, config_type: type[C], table: Table | Callable[[C], Table], *, tied: bool = False,
     settings: Settings | None = None,
 ) -> Plan:  # fmt: skip
-    """Return the plan of a checkpoint, made from a tensor table, or from a function that returns it for a config.
+    """Return the plan of a checkpoint; `table` is the tensor table, or a function that returns the table for a config.
 
-    `settings` are the settings of the text model, by default all settings of the checkpoint. `tied` is as in `head_of`.
-    Raise UnsupportedConfigError if a setting is missing, invalid or not implemented.
+    `settings` are the settings of the text model, by default all settings of the checkpoint. `tied` is the default of
+    the key `tie_word_embeddings`. Raise UnsupportedConfigError if a setting is missing, invalid or not implemented.
     """
     s = settings or Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=tied)
@@ -171,7 +171,7 @@ def decoder_plan(
     embeddings = EMBEDDINGS if checkpoint.naming == "gguf" else table[EMBEDDINGS].hf
     config = padded(config, checkpoint, embeddings)
     config = said_by_tensors(config, checkpoint, table)
-    # Some folders have a matrix for a tied head. GGUF files of rerankers have a classifier, which
-    # `checkpoint/pooling.py` reads.
+    # Tensors that the model does not read: a matrix that some folders have for a tied head, and the classifier in GGUF
+    # files of rerankers, which `checkpoint/pooling.py` reads.
     unused = (table[HEAD].hf,) if head == "absent" else (CLASSIFIER,) if checkpoint.naming == "gguf" else ()
     return Plan(config, tensors(config, table, head), unused)

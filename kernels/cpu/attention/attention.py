@@ -1,9 +1,9 @@
 """Softmax attention over pages of keys and values, which are read in place.
 
 A store is (2, G, slots, E): keys, then values, each contiguous per head, in a type of `stored.py`; or (1, G, slots, E),
-if the keys are also the values. A page is consecutive slots. The queries of a sequence are those of its last tokens.
-Masks are not stored, float32 keys and values are not copied, and KV heads are not repeated. There are two tasks, which
-give the same bits; a thread runs a task on one chunk of the work at a time:
+if the keys are also the values. A slot is the place of one token, and a page is a range of slots. The queries of a
+sequence are the queries of its last tokens. Masks are not stored, float32 keys and values are not copied, and KV heads
+are not repeated. There are two tasks, which give the same bits. A thread runs a task on one chunk of work at a time:
 
 - decode (up to SMALL_BATCH query tokens in the pass): a chunk is one block of keys of one KV head, so that several
   threads share a long sequence
@@ -15,13 +15,14 @@ new in the pass:
 - Keys are cut into blocks of BLOCK keys, counted from position 0.
 - A score is `scale * dot(query, key)`, with the dot product in the order of `tile.py`; with a soft cap it becomes
   `cap * tanh(score / cap)`.
-- The weight of a key is 2 to the power of its score minus the largest score of the block. Powers of 2 are cheaper than
-  powers of e, so `attend` multiplies the scale by log2(e).
+- The weight of a key is `2 ** (score - largest score of the block)`. Powers of 2 are cheaper than powers of e, so
+  `attend` multiplies the scale by log2(e).
 - The weights of a block are added in 16 sums: sum l adds the weights of keys l, l + 16, ... of the block. Then sums
   that are 8, 4, 2 and 1 apart are added.
-- Values are added in the order of keys, from zero, by `sum = fma(weight, value, sum)`.
-- Blocks are joined in their order. With m the larger of the largest score so far and the block's largest score,
-  `sum = fma(new, 2 ** (largest of the block - m), sum * 2 ** (largest so far - m))`.
+- The weighted values of a block are added in the order of keys, from zero, by `sum = fma(weight, value, sum)`.
+- Blocks are joined in ascending order. With `m = max(largest score so far, largest score of the block)`, each sum (of
+  weights or of weighted values) becomes
+  `fma(sum of the block, 2 ** (largest score of the block - m), sum * 2 ** (largest score so far - m))`.
 - A sink (a logit of a query head without a key) is joined after the last block, as a key whose value is 0.
 
 A masked key has weight 0, which changes no bit, so masked keys at the ends of a block are skipped. The running sum is
@@ -81,9 +82,10 @@ from ..products.linear_job import ceil_div
 from ..products.tile import MOST_VECTORS, tile_vectors
 from .stored import expand_rows, row_bytes, set_dots, sum_weighted
 
-# Words of an attention job. Most are arguments of `attend` (TYPE is `kind`); in decode, OUT is `parts`. SPAN is the
-# number of tokens of a chunk in prefill. SCALE is the factor of the scores, or with a soft cap the cap, in both cases
-# times log2(e). INNER_SCALE is the factor of the argument of tanh, or 0 without a soft cap; both are bits of float64.
+# Words (int64) of an attention job. Most are arguments of `attend` (TYPE is `kind`); in decode, OUT is `parts`. SPAN is
+# the number of tokens of a chunk in prefill. SCALE and INNER_SCALE are bits of float64. Without a soft cap, SCALE is
+# `scale * log2(e)`, and INNER_SCALE is 0. With a soft cap, SCALE is `softcap * log2(e)`, and INNER_SCALE is the factor
+# of the scores in the argument of tanh.
 (
     Q, STORE, OUT, H, G, E, SLOTS, PAGE, WINDOW, SCALE, SEQUENCES, N_SEQUENCES, COLUMN, SPAN, INNER_SCALE, SINKS, TYPE,
     ARRAYS,
@@ -112,8 +114,8 @@ def _scores(
     """Write `dot(key j, query i)` to `scores[i * SCORES + j]` for keys j from `first` to `last - 1` and n queries i.
 
     The queries are at most two tiles. Up to three more scores may be written after the score of the last key. With
-    `far`, prefetch later keys and the values at address `values`; this is for a sequence with few queries, whose keys
-    and values are read from memory only once.
+    `far`, prefetch later keys and the values at address `values`. This is for a sequence with few queries, whose keys
+    and values are read only once, and from memory.
     """
     row, middle, ahead = row_bytes(kind, width), _first_tile(n), _AHEAD if far else 0
     step = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
@@ -196,14 +198,14 @@ def attend_block(
 
     Args:
         job: words of the job.
-        sequence: words of the queries' sequence.
+        sequence: words of the sequence that has the queries.
         head: the KV head.
         block: number of the block, counted from position 0.
         queries: (rows, E); row r is the query of token `r % n_tokens`, of a query head that uses this KV head.
         first_row: row of the first query to process.
         n: number of queries to process, in consecutive rows.
         n_tokens: number of tokens of the chunk.
-        position: position of the first token. A token attends to positions up to its own.
+        position: position of the chunk's first token.
         found: (n, E + 16): E weighted sums, then the largest score and the sum of the weights.
         scores: scratch memory for (n, SCORES) floats.
         expanded: address of the float32 keys and values of the block, (2, BLOCK, E), which `_expand` wrote; 0 to read
@@ -297,17 +299,18 @@ def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tok
 
 @jit
 def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, expanded: int) -> Any:
-    """Find the longest run of a head's keys that is contiguous in memory, from key j of a block to at most `last - 1`.
+    """Find the longest run of a head's keys that begins at key j of a block and is contiguous in memory.
 
-    The block begins at position `start`. If `expanded` is not 0, all keys of the block are contiguous at this address.
-    Return the address of key j minus the bytes of j rows, and the number of the key after the run.
+    Return the address that key 0 of the block would have if the run began there, and the number of the key after the
+    run, which is at most `last`. The block begins at position `start`. If `expanded` is not 0, it is the address of key
+    0, and all keys of the block are contiguous.
     """
     if expanded != 0:
         return expanded, last
     size = job[PAGE]
     page = (start + j) // size
     slot, stop = pages[page] + start + j - page * size, (page + 1) * size - start
-    # Consecutive pages are often adjacent in memory; joining them to one run saves calls.
+    # Consecutive pages are often adjacent in memory; joining adjacent pages into one run saves calls.
     while stop < last and pages[page + 1] == pages[page] + size:
         page, stop = page + 1, stop + size
     return job[STORE] + (head * job[SLOTS] + slot - j) * row_bytes(job[TYPE], job[E]), min(stop, last)
@@ -345,7 +348,7 @@ def join(sums: Any, to: int, found: Any, at: int, width: int) -> None:
 
 @jit
 def _join_sink(sums: Any, at: int, width: int, sink: Any) -> None:
-    """Join a sink to the running result, as a key with the score `sink * log2(e)` and the value 0."""
+    """Join a sink, already multiplied by log2(e), to the running result: a key with score `sink` and value 0."""
     before = get(sums, at + width)
     largest = max(before, sink)
     old_scale, new_scale = exp2_below(splat(before - largest)), exp2_below(splat(sink - largest))
@@ -357,7 +360,7 @@ def _join_sink(sums: Any, at: int, width: int, sink: Any) -> None:
 
 @jit
 def finish(job: Any, head: int, sums: Any, at: int, width: int, out: Any, to: int) -> None:
-    """Write the result of a query of this head to `out[to:]`: E weighted sums, divided by the sum of the weights."""
+    """Write the result of a query of query head `head` to `out[to:]`: E sums, divided by the sum of the weights."""
     if job[SINKS] != 0:
         _join_sink(sums, at, width, get(floats(job[SINKS]), head) * LOG2_E)
     divisor = splat(get(sums, at + width + 1))
@@ -370,7 +373,10 @@ def finish(job: Any, head: int, sums: Any, at: int, width: int, out: Any, to: in
 
 @jit
 def _copy_queries(job: Any, head: int, first: int, n_tokens: int, queries: Any) -> None:
-    """Copy the queries of the heads that share a KV head, from row `first` of Q on; write (heads, n_tokens, E)."""
+    """Copy the queries of `n_tokens` tokens, from row `first` of Q on, for the query heads that share a KV head.
+
+    Write (query heads, n_tokens, E) to `queries`.
+    """
     width, group = job[E], job[H] // job[G]
     for g in range(group):
         for i in range(n_tokens):
@@ -436,8 +442,9 @@ def attend_decode(job: Any, chunk: int, scratch: int) -> None:
 def attend_prefill(job: Any, chunk: int, scratch: int) -> None:
     """Compute attention of the queries of one KV head and one span of tokens, over all their blocks of keys.
 
-    The chunks of one head are consecutive, so that its keys stay in the cache. The last span, which has the most keys,
-    is the first chunk: threads wait for each other at the end of a job, so the last chunks should be short.
+    The chunks of one head are consecutive, so that its keys stay in the cache. The last span of tokens, which has the
+    most keys, is the head's first chunk: threads wait for each other at the end of a job, so the last chunks should be
+    short.
     """
     sequence = _sequence_of(job, chunk)
     width, group, n_queries = job[E], job[H] // job[G], sequence[job[COLUMN]]
@@ -521,7 +528,7 @@ def attend(
         address: address of the thread pool's control block.
         decode: address of the task `attend_decode`.
         prefill: address of the task `attend_prefill`.
-        q: address of (R, H, E): the last queries of each sequence, end to end.
+        q: address of (R, H, E): the queries of each sequence's last tokens, end to end.
         n_rows: R, the number of query tokens.
         n_heads: H.
         n_kv_heads: G.
@@ -531,16 +538,16 @@ def attend(
         slots: slots per head of the store.
         arrays: 2, or 1 if the store has one array (1, G, slots, E) of keys, which are also the values.
         page: tokens per page.
-        window: number of latest tokens that a token attends to; 0 means all. -C means that the sequence is cut into
-            ranges of C tokens from position 0 on, and a token attends only to its own range.
+        window: number of latest tokens that a token attends to; 0 means all. If the number is -C, the sequence is cut
+            into ranges of C tokens from position 0 on, and a token attends only to its own range.
         sequences: address of the words of each sequence (`layout.py`).
         n_sequences: B.
-        column: SEQ_NEW or SEQ_WANTED: the index of the number of query tokens among the words of a sequence.
+        column: SEQ_NEW or SEQ_WANTED: the word of a sequence that has the number of its query tokens.
         scale: factor of the scores.
         softcap: the scores become `softcap * tanh(score / softcap)`; 0 means no soft cap.
         sinks: address of the sinks (H,); 0 means none.
-        parts: address of memory for the results of decode: `H * (E + 16)` floats for each pair of a query token and a
-            block of keys to which any query of its sequence attends.
+        parts: address of memory for the results of decode. A query token needs `H * (E + 16)` floats for each block of
+            keys to which a query of its sequence attends.
         out: address of (R, H, E).
     """
     job = words(address)[JOB:]

@@ -25,10 +25,10 @@ from ..build.vectors import get, put
 from ..products.norms import norm_rotate
 from .stored import put_row, row_bytes
 
-# Words of a job. Tokens are ROW elements apart in the input and BY_TOKEN elements apart in the output, where the heads
-# of a token are BY_HEAD elements apart. A NORM_WEIGHT of 0 means no norm. WHERE is the address of one int64 per token:
-# its row in the cos/sin tables, or its slot. When heads are written to slots, TYPE is the type of the store, BY_TOKEN
-# and BY_HEAD are in bytes, and BY_TOKEN is the distance between slots.
+# Words (int64) of a job. In the input, tokens are ROW elements apart. In the output, tokens are BY_TOKEN elements
+# apart, and the heads of a token BY_HEAD elements. If NORM_WEIGHT is 0, there is no norm. WHERE is the address of one
+# int64 per token: the token's row in the cos/sin tables, or its slot. When heads are written to slots, TYPE is the type
+# of the store, BY_TOKEN is the distance in bytes between slots, and BY_HEAD the distance in bytes between heads.
 X, ROW, HEADS, WIDTH, NORM_WEIGHT, NORM_EPS, COS, SIN, WHERE, OUT, TOKENS, BY_TOKEN, BY_HEAD, TYPE = range(14)
 # Number of tokens in a chunk.
 SPAN = 32
@@ -36,7 +36,7 @@ SPAN = 32
 
 @task
 def norm_rope(job: Any, chunk: int, scratch: int) -> None:
-    """Norm (if there is a norm weight) and rotate the heads of SPAN tokens."""
+    """Normalise (if there is a norm weight) and rotate the heads of SPAN tokens."""
     width = job[WIDTH]
     x, out, cos, sin = floats(job[X]), floats(job[OUT]), floats(job[COS]), floats(job[SIN])
     eps, positions = np.float32(number(job[NORM_EPS]) if job[NORM_WEIGHT] != 0 else -1.0), words(job[WHERE])
@@ -86,12 +86,21 @@ def norm_rope_pair(
     address: int, block: int, n_tokens: int, positions: int, q: int, q_row: int, k: int, k_row: int, cos: int, sin: int,
     q_out: int, k_out: int,
 ) -> None:  # fmt: skip
-    """Norm the heads of queries (T, H, E) and keys (T, G, E), and rotate them by their tokens' positions.
+    """Normalise the heads of queries (T, H, E) and keys (T, G, E), and rotate them by their tokens' positions.
 
-    `q_row` and `k_row` are the distances between tokens, in elements. All other arguments but `n_tokens` are addresses:
-    of the thread pool's control block, of the words HEADS_TASK, Q_HEADS, ... (`layout.py`), of the positions, int64
-    (T,), of the inputs `q` and `k`, of the tables `cos` and `sin` (positions, E / 2), and of the outputs (T, H, E) and
-    (T, G, E).
+    Args:
+        address: address of the thread pool's control block.
+        block: address of the words HEADS_TASK, Q_HEADS, ... (`layout.py`).
+        n_tokens: T.
+        positions: address of the tokens' positions, int64 (T,).
+        q: address of the queries.
+        q_row: distance between the queries of tokens, in elements.
+        k: address of the keys.
+        k_row: distance between the keys of tokens, in elements.
+        cos: address of the cosines (positions, E / 2).
+        sin: address of the sines (positions, E / 2).
+        q_out: address of the output (T, H, E).
+        k_out: address of the output (T, G, E).
     """
     control, b = words(address), words(block)
     width, job = b[HEAD_DIM], control[JOB:]
@@ -111,7 +120,7 @@ def put_pair(
     address: int, span: int, n_tokens: int, n_heads: int, width: int, k: int, k_row: int, v: int, v_row: int,
     store: int, kind: int, n_slots: int, slots: int,
 ) -> None:  # fmt: skip
-    """Write keys and values (T, G, E) to the tokens' slots of a store (2, G, slots, E).
+    """Write keys and values (T, G, E) to the tokens' slots of a store (2, G, slots, E), or (1, ...) without values.
 
     Args:
         address: address of the thread pool's control block.

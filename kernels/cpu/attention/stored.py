@@ -1,8 +1,8 @@
 """Read and write stored keys and values: float32, float16, bfloat16, or Q8_0 in blocks along the head dim.
 
-Rows are rounded when they are written, and attention converts stored rows to float32. So the bits of an output depend
-only on the stored numbers, and not on which keys are new in the pass. Rounding is bit-identical to `mlx_engine/quant`
-(nearest even; Q8_0 as in ggml).
+A row is the key or the value of one head and token. Rows are rounded when they are written, and attention converts
+stored rows to float32. So the bits of an output depend only on the stored numbers, and not on which keys are new in the
+pass. Rounding is bit-identical to `mlx_engine/quant` (nearest even; Q8_0 as in ggml).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _ints(kind: Any, value: int) -> Any:
 
 
 def _row_at(builder: Any, row: Any, at: Any, kind: Any) -> Any:
-    """Load a vector of type `kind` from byte `at` of a row on."""
+    """Load a value of type `kind`, a vector or a number, that begins at byte `at` of a row."""
     loaded = builder.load(builder.bitcast(builder.gep(row, [at]), kind.as_pointer()))
     loaded.align = 1
     return loaded
@@ -52,24 +52,24 @@ def _number(value: int) -> Any:
 
 
 def read_f32(builder: Any, row: Any, column: Any, kind: Any) -> Any:
-    """Generate the load of a register of float32 elements of a row, from a column on, as described at `tile.Read`."""
+    """Generate the load of a row's float32 elements from `column` on, as a vector of type `kind` (see `tile.Read`)."""
     return _row_at(builder, row, builder.mul(column, _number(4)), kind)
 
 
 def read_f16(builder: Any, row: Any, column: Any, kind: Any) -> Any:
-    """Generate the same load of float16 elements, converted to floats."""
+    """Do as `read_f32`, but for float16 elements, which are converted to floats."""
     return builder.fpext(_row_at(builder, row, builder.mul(column, _number(2)), ir.VectorType(_F16, kind.count)), kind)
 
 
 def read_bf16(builder: Any, row: Any, column: Any, kind: Any) -> Any:
-    """Generate the same load of bfloat16 elements, whose bits are the upper halves of floats."""
+    """Do as `read_f32`, but for bfloat16 elements, whose bits are the upper halves of floats."""
     wide = ir.VectorType(_I32, kind.count)
     halves = _row_at(builder, row, builder.mul(column, _number(2)), ir.VectorType(_I16, kind.count))
     return builder.bitcast(builder.shl(builder.zext(halves, wide), _ints(wide, 16)), kind)
 
 
 def read_q8_0(builder: Any, row: Any, column: Any, kind: Any) -> Any:
-    """Generate the same load from one Q8_0 block: `quant * scale`, which float32 represents exactly."""
+    """Do as `read_f32`, but for elements of one Q8_0 block: `quant * scale`, which float32 represents exactly."""
     n, in_block = kind.count, builder.and_(column, _number(_BLOCK - 1))
     at = builder.mul(builder.udiv(column, _number(_BLOCK)), _number(_BLOCK_BYTES))
     half = _row_at(builder, row, at, _I16)
@@ -80,7 +80,7 @@ def read_q8_0(builder: Any, row: Any, column: Any, kind: Any) -> Any:
 
 
 def _loads(read: Read) -> Any:
-    """Make the function that loads 16 elements of the row at an address, from a column on, as floats."""
+    """Return `load(address, column)`, which loads 16 elements of the row at `address` from `column` on, as floats."""
 
     @intrinsic
     def load(typing: Any, address: Any, column: Any) -> Any:
@@ -101,7 +101,7 @@ _sum_f16, _sum_bf16, _sum_q8_0 = (weighted_of(read, widens=True) for read in (re
 
 @intrinsic
 def _put_f16(typing: Any, address: Any, x: Any) -> Any:
-    """Round 16 floats at address `x` to float16 at `address`, to nearest even."""
+    """Round the 16 floats at address `x` to the nearest float16 (ties to even), and write them to `address`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rounded = builder.fptrunc(_load(builder, args[1], ir.VectorType(_F32, LANES)), ir.VectorType(_F16, LANES))
@@ -113,9 +113,9 @@ def _put_f16(typing: Any, address: Any, x: Any) -> Any:
 
 @intrinsic
 def _put_bf16(typing: Any, address: Any, x: Any) -> Any:
-    """Round 16 floats at address `x` to bfloat16 at `address`, to nearest even.
+    """Round the 16 floats at address `x` to the nearest bfloat16 (ties to even), and write them to `address`.
 
-    NaN is not rounded but becomes a quiet NaN, because the carry of rounding could turn it into another value.
+    NaN is not rounded, because the carry of rounding could change it to a number; it becomes a quiet NaN.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -140,7 +140,8 @@ def _put_q8_0(typing: Any, address: Any, x: Any) -> Any:
         wide, vectors = ir.VectorType(_I32, _BLOCK), ir.VectorType(_F32, _BLOCK)
         bits = _load(builder, args[1], wide)
         sizes = builder.and_(bits, _ints(wide, 0x7FFFFFFF))
-        # As integers, the bits of NaN are larger than those of infinity, and those larger than the bits of all numbers.
+        # Without the sign, as integers, the bits of NaN are larger than the bits of infinity, which are larger than the
+        # bits of all numbers. So `top` is NaN if an element is NaN.
         top = call_llvm(builder, f"llvm.vector.reduce.umax.v{_BLOCK}i32", _I32, [sizes])
         scale = builder.fdiv(builder.bitcast(top, _F32), ir.Constant(_F32, 127.0))
         nothing = ir.Constant(_F32, 0.0)
@@ -172,7 +173,7 @@ def row_bytes(kind: int, width: int) -> int:
 
 @jit
 def put_row(kind: int, x: int, width: int, row: int) -> None:
-    """Write `width` floats at address `x` as a row of type `kind`, which is not float32, to address `row`."""
+    """Convert `width` floats at address `x` to a row of type `kind` at address `row`; `kind` is not float32."""
     if kind == KV_F16:
         for e in range(0, width, LANES):
             _put_f16(row + 2 * e, x + 4 * e)
@@ -186,7 +187,7 @@ def put_row(kind: int, x: int, width: int, row: int) -> None:
 
 @jit
 def expand_rows(kind: int, rows: int, n: int, out: int) -> None:
-    """Expand n elements, of whole rows from address `rows` on, to floats at address `out`; `kind` is not float32."""
+    """Expand whole rows with n elements in total to floats at address `out`; `kind` is not float32."""
     to = floats(out)
     if kind == KV_F16:
         for e in range(0, n, LANES):

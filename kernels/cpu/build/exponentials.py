@@ -30,7 +30,7 @@ def _round(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def _times_power_of_two(typing: Any, a: Any, n: Any) -> Any:
-    """Return `a * 2**n` for whole n from -252 to 254, by two multiplications, because `2**n` alone may overflow."""
+    """Return `a * 2**n` for whole n from -252 to 254. Multiply twice, because `2**n` alone may overflow."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, n = args
@@ -48,8 +48,8 @@ def exp(x: Any) -> Any:
     """Return `e**x` within one unit in the last place; infinity or 0 outside the range of float32, NaN for NaN.
 
     With n = x / ln 2, rounded to an integer, and x = n ln 2 + r, `e**x = 2**n * e**r`. To compute r, ln 2 is split into
-    two numbers; the first has few bits, so its product with n is exact. e**r is the Taylor polynomial of degree 7,
-    whose next term is below 2**-27.
+    two numbers; the first has few bits, so its product with n is exact. e**r is computed by the Taylor polynomial of
+    degree 7; the next term would be below 2**-27.
     """
     x = larger(splat(-150.0), smaller(splat(150.0), x))
     n = _round(mul(x, splat(1.4426950408889634)))
@@ -69,8 +69,9 @@ def exp(x: Any) -> Any:
 def tanh(x: Any) -> Any:
     """Return `tanh(x)` within 3 units in the last place, also near 0; NaN for NaN.
 
-    `tanh(x) = y / (y + 2)` with `y = e**(2 x) - 1`. As in `exp`, 2 x = n ln 2 + r, so y is `2**n (e**r - 1) + (2**n -
-    1)`, which has no cancellation for small x, where n is 0. For |x| > 10, tanh(x) is 1 or -1 in float32.
+    `tanh(x) = y / (y + 2)` with `y = e**(2 x) - 1`. As in `exp`, 2 x = n ln 2 + r, so y is
+    `2**n (e**r - 1) + (2**n - 1)`. For small x, n is 0, and this sum has no cancellation. x is limited to [-10, 10],
+    because tanh(x) is 1 or -1 in float32 outside of this range.
     """
     x = larger(splat(-20.0), smaller(splat(20.0), add(x, x)))
     n = _round(mul(x, splat(1.4426950408889634)))
@@ -89,10 +90,10 @@ def tanh(x: Any) -> Any:
 
 @intrinsic
 def _exponent_plus(typing: Any, a: Any, n: Any) -> Any:
-    """Return `a * 2**n` for whole n: add n to the exponent bits of a.
+    """Return `a * 2**n` for whole n, by adding n to the exponent bits of a.
 
-    The result must be at least 2**-127. Instead of a result below 2**-126, the smallest normal float32, a smaller
-    number is returned: 0 for 2**-127.
+    The result must be at least 2**-127. If it is below 2**-126, the smallest normal float32, the returned number is too
+    small: 0 in place of 2**-127.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -103,7 +104,7 @@ def _exponent_plus(typing: Any, a: Any, n: Any) -> Any:
     return vector(vector, vector), generate
 
 
-# Coefficients of x**2 to x**7 in the Taylor polynomial of 2**x. For |x| <= 1/2, the next term is below 2**-27.
+# Coefficients of x**2 to x**7 in the Taylor polynomial of 2**x. For |x| <= 1/2, the term of x**8 is below 2**-27.
 _2, _3, _4, _5, _6, _7 = (math.log(2) ** k / math.factorial(k) for k in range(2, 8))
 
 
@@ -111,8 +112,8 @@ _2, _3, _4, _5, _6, _7 = (math.log(2) ** k / math.factorial(k) for k in range(2,
 def exp2_below(x: Any) -> Any:
     """Return `2**x` for x <= 0, within one unit in the last place for x >= -126.
 
-    For x < -126 the result is from 0 to 2**-126; for x <= -127 it is 0. This takes half the time of `exp`: `x - n` is
-    exact, and x needs a limit on one side only.
+    For x < -126, the result is from 0 to 2**-126; for x <= -127, it is 0. `exp2_below` takes half the time of `exp`,
+    because the remainder `x - n` is exact, and x is limited on one side only.
     """
     x = larger(splat(-127.0), x)
     n = _round(x)
