@@ -13,8 +13,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kernels.emulator import LaunchError, MemoryFaultError, OrderError, RaceError, emulate, metal_kernel, unavailable
-from kernels.emulator import intercept
+from kernels.emulator import (
+    LaunchError,
+    MemoryFaultError,
+    OrderError,
+    RaceError,
+    emulate,
+    intercept,
+    metal_kernel,
+    unavailable,
+)
 from kernels.emulator.intercept import difference
 from kernels.launch import unavailable as executor_unavailable
 
