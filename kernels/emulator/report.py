@@ -366,7 +366,7 @@ def _shifted(failed: Failed) -> list[str]:
 
 
 def _writer(failed: Failed) -> list[str]:
-    no_thread, thread, _neighbour = range(3)  # the values of `Report.count`, in the order of races.c
+    no_thread, thread, _neighbor = range(3)  # the values of `Report.count`, in the order of races.c
     if failed.report.count == no_thread:
         return ["no thread wrote this element or one near it: check the grid, the guards, and the index of the store"]
     wrote = f"{failed.thread} wrote"

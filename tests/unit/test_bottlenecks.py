@@ -100,18 +100,18 @@ def test_a_slow_operation_keeps_its_time():
 
 def test_what_would_gain_most_is_first():
     ops = [operation("big", 50.0, kbytes=49000), operation("slow", 6.0, kbytes=1000), operation("small", 1.0)]
-    rows = analysis.ranked(analysis.lines_of(ops, LIMITS, 0.0), plain=60.0, between=3.0)
+    rows = analysis.ranked(analysis.lines_of(ops, LIMITS, 0.0), whole=60.0, between=3.0)
     assert [(row["role"], row["gain_ms"]) for row in rows] == [
         ("slow", 5.0), (BETWEEN, 3.0), ("big", 1.0), ("small", 1.0),
     ]  # fmt: skip
     assert [row["share"] for row in rows] == pytest.approx([5 / 60, 3 / 60, 1 / 60, 1 / 60])
-    unsure = analysis.ranked(analysis.lines_of(ops, LIMITS, 0.0), plain=60.0, between=3.0, is_sure=False)
+    unsure = analysis.ranked(analysis.lines_of(ops, LIMITS, 0.0), whole=60.0, between=3.0, is_sure=False)
     assert (unsure[-1]["role"], unsure[-1]["ms"], unsure[-1]["gain_ms"], unsure[-1]["share"]) == (BETWEEN, 3.0, 0, 0)
 
 
 def test_without_limits_what_takes_longest_is_first():
     ops = [operation("small", 1.0), operation("big", 50.0, kbytes=49000), operation("slow", 6.0)]
-    rows = analysis.ranked(analysis.lines_of(ops, None, 0.0), plain=100.0, between=0.0)
+    rows = analysis.ranked(analysis.lines_of(ops, None, 0.0), whole=100.0, between=0.0)
     assert [row["role"] for row in rows] == ["big", "slow", "small", BETWEEN]
     assert rows[0]["share"] == 0.5
     assert rows[0]["gain_ms"] is None

@@ -108,7 +108,7 @@ def one_adapter(paths: Sequence[str] | None) -> Sequence[str]:
     return paths or ()
 
 
-SUGGESTED = "If a sampling option is not given, take its value from the model's files."
+SUGGESTED = "Take sampling options that are not given from the model's files."
 
 
 def _keep_no_shape(context: typer.Context, wanted: bool) -> bool:
