@@ -30,13 +30,13 @@ class About(NamedTuple):
     unit: str
 
 
-_ROWS = "K a multiple of 32, 1 to 8 vectors; with the outputs of norm_rows, any number of vectors"
+_ROWS = "K a multiple of 32, 1 to 8 vectors; any number if norm_rows has made x and factors"
 _ANY = "K a multiple of 32, any number of vectors"
 # Bounds in float32 epsilons (2^-23). PRODUCT and SEQUENTIAL count roundings of 2^-24, half an epsilon each.
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
 _HALF = "K a multiple of 32, any number of vectors of float16 or bfloat16"
 _SUM = "epsilons of sum |w||x|"
-# For kernels with this unit, the error bound is not a multiple of one sum: the reference computes it for each element.
+# For kernels with this unit, the reference computes an error bound for each element; the bound is a multiple of it.
 _CARRIED = "the reference's bound"
 # First the kernels of the ladder (kernels of the same product, from slow to fast).
 _ABOUT = {
@@ -131,8 +131,8 @@ def check_entries(
 ) -> list[Verdict]:
     """Check kernels in all shapes. In the emulator, later kernels are compiled while earlier kernels run.
 
-    The emulator applies CUDA's rules for lanes and suffixes (see `Orders`) in place of those in `orders`, because the
-    backend `cuda` runs the same kernels.
+    Whatever `orders` says, the emulator requires what CUDA requires, because the backend `cuda` runs the same kernels:
+    that all lanes take part in SIMD-group operations, and that floating-point literals have a suffix.
     """
     orders = replace(orders, lanes="all", suffixes=True)
     total, done, verdicts = sum(entry.n_cases for entry in every), 0, list[Verdict]()

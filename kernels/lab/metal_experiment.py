@@ -64,7 +64,8 @@ class MetalLaunch:
         Args:
             trace: an output's name and the flat index of an element. After a run in the build "races", the kernel's
                 `statistics.writer` is a note about the thread that last wrote the element.
-            suffixes: ignored, because a .metal file is not translated to CUDA.
+            suffixes: whether floating-point literals must have a suffix, as CUDA requires. Ignored, because a .metal
+                file is not translated to CUDA.
             options: options of a call of the kernel: `seed`, `build`, `lanes`, ...
         """
         traced = None
@@ -92,9 +93,8 @@ Buffers = Mapping[int, Any]
 class MetalExperiment:
     """A kernel of a .metal file with everything needed to run and check it in the emulator.
 
-    Functions are called with the values that their parameters name. All functions may name sizes. `buffers` may also
-    name `rng`, a random generator; `reference` may also name `buffers`, a dict of the buffers by index, with floats as
-    float64.
+    Each function below gets the values whose names its parameters have: sizes; for `buffers` also `rng`, a random
+    generator; for `reference` also `buffers`, a dict of the buffers by index, with floats as float64.
 
     Attributes:
         file: the .metal file.
@@ -108,8 +108,8 @@ class MetalExperiment:
         threadgroup_memory: bytes of each threadgroup memory argument, by index, or a function that returns them.
         constants: function constants by index or name.
         include: folders for `#include`.
-        bound: largest accepted error in float32 epsilons of the largest expected number, plus the rounding of the
-            result to a shorter type.
+        bound: the largest accepted error, as a multiple of float32's epsilon times the largest absolute number of the
+            expected output. If the output's type is shorter than float32, its rounding error is accepted in addition.
         lanes: "all" if all lanes must take part in SIMD-group operations; "active" if not, as in Metal.
         layout: which thread holds which elements of cooperative tensors: with "any", the seed decides; "m5" is the
             layout of an M5, for kernels that run only on an M5.

@@ -157,7 +157,7 @@ class Batch:
         stores: the KV stores of all layers.
         groups: one `KVGroup` per attention window.
         runs: (n, 4) int64, see `StateView`. Empty if no layer has a state.
-        best: the samplers need only this number of each wanted row's largest logits; None: they need all logits. Ranks
+        best: how many logits of each wanted row the samplers need, from the largest on; None if they need all. Ranks
             send each other only the needed logits; see `Backend.all_best` and `distributed/pipeline.py`.
         keeps_hidden: whether the pass sets `hidden`.
         hidden: set by the pass: the hidden states (T, D) of all tokens after the last norm; None if not kept.

@@ -2,8 +2,8 @@
 
 The tests are those of llama.cpp's llama-bench. `pp512` is the prefill of 512 tokens, `tg64` the decode of 64 tokens in
 64 passes, and `pp512+tg64` is the prefill followed by the decode. `@ d4096` means at depth 4,096 (tokens already in the
-context). Tokens are random and not tokenised, and end tokens are ignored. Without a KV cache, every pass runs the whole
-sequence, context included.
+context). Prompts are random token ids, and end tokens do not end an answer. Without a KV cache, every pass runs the
+whole sequence, context included.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class TimedTest:
             # them. The new pool then reuses their memory. Without this, page faults took 120 of the 1,380 ms in which
             # the shape of Qwen3 0.6B prefills 512 tokens.
             gc.collect()
-            # A context needs memory for two sequences: the prefix cache holds the context, and the test's sequence
-            # copies the last page of the context.
+            # With a context, the pool has room for a second sequence, because the test's sequence copies the last page
+            # of the context, which the prefix cache still holds.
             pool = model.new_pool(self.request.longest, n_sequences=2 if self._n_cached else 1)
             prefix = PrefixCache(pool) if self._n_cached else None
             self._scheduler = Scheduler(model, pool, prefix=prefix, overlap=overlap, clock=clock)

@@ -104,7 +104,7 @@ def outlook(
     kv = SimpleNamespace(length=n_tokens)
     part: Any = SimpleNamespace(sequence=SimpleNamespace(kv=kv), n=1)
     traffic = Traffic.of(found.model, found.model.new_pool(1))
-    need, available, experts = need_of(found, n_tokens), available_memory(), found.sizes.n_experts
+    need, available, experts = need_of(found, n_tokens), available_memory(), found.sizes.expert_nbytes
     held = experts
     if experts_memory is not None:
         held = round(experts * found.share_of_experts(made, experts_memory, checkpoint.where))
@@ -115,7 +115,7 @@ def outlook(
     return Outlook(
         backend=name,
         weights_bytes=need.weights - experts + held,
-        left_bytes=found.sizes.n_left,
+        left_bytes=found.sizes.left_nbytes,
         context=n_tokens,
         kv_bytes=need.kv,
         decode_bytes=round(traffic.nbytes([part])),

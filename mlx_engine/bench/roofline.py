@@ -1,8 +1,9 @@
 """Measure the machine's limits: memory bandwidth and peak arithmetic.
 
-`Limits` samples both limits between the repetitions of a test, because they may change by half within minutes. On as
-many threads as the backend has, kernels (`kernels/cpu/roofline.py`) read the model's matrices, or run multiply-adds in
-registers. Without compiled kernels, NumPy reads the model's matrices, or multiplies small matrices.
+`Limits` samples both limits between the repetitions of a test, because they may change by half within minutes. Kernels
+(`kernels/cpu/roofline.py`) run on as many threads as the backend has: for the bandwidth they read the model's matrices,
+for the arithmetic they run multiply-adds in registers. Without compiled kernels, NumPy reads the model's matrices, and
+multiplies small matrices.
 
 `read_bandwidth` (for the server), `bandwidth_of` (for `inspect` and `plan`) and `product_rate` (for `plan`) do
 not run the kernels of `kernels/cpu/roofline.py`. Each takes a fraction of a second, but `product_rate` first compiles
@@ -93,7 +94,10 @@ class Compiled:
         return int(out[0])
 
     def _ran(self, rounds: int) -> np.ndarray:
-        """Run `compute`; return int32s (4,): the first two are the number of operations, the third is the result."""
+        """Run `compute` and return what it writes, as int32s (4,).
+
+        The first two are one int64, the number of operations of all rounds. The third has the bits of a float32.
+        """
         out = np.empty(4, dtype=np.int32)
         self._library.run_rounds(rounds, address(out))
         return out

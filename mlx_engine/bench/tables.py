@@ -29,7 +29,10 @@ OPTIONAL = {
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Return a table with the rate of each row (mean ± standard deviation, ~ if estimated), or why there is no rate."""
+    """Return a table with a line per row.
+
+    The last column has the rate (mean ± standard deviation, with ~ if estimated), or "unavailable" and the reason.
+    """
     cells = [_cells(row) for row in rows]
     shown = [name for name in cells[0] if any(c[name] != OPTIONAL.get(name) for c in cells)]
     return aligned([shown, *([c[name] for name in shown] for c in cells)])
@@ -157,7 +160,7 @@ Key = tuple[Any, ...]
 KEY = ("model_name", "backend", "activations", "kv_type", "jit", "overlap", "kv", "quant", "test")
 # Defaults of fields that rows of older versions lack.
 DEFAULT = {"activations": EXACT, "kv_type": "f32", "jit": True, "overlap": True}
-# The fields that a row must have, and their types.
+# Types of the fields that are checked. A row must have each of them, except those in `DEFAULT`.
 NEEDED = {
     "model_name": str,
     "backend": str,

@@ -152,7 +152,7 @@ def model_parts(outlined: Outlined) -> ModelParts:
         tables=_part(tables, tables=tuple(value for value in tables if isinstance(value, Outline))),
         layers=tuple(_layer(*each) for each in zip(layers, kept, attended, strict=True)),
         head=_part([model.output, model.output_norm], is_head=True),
-        left=sizes.n_left,
+        left=sizes.left_nbytes,
         total=sizes.nbytes,
         hidden=model.width,
         vocab_size=cfg.vocab_size,

@@ -317,7 +317,7 @@ class AsyncStream:
         return next(self._stream, None)
 
     def _leave(self) -> Future[None] | None:
-        """Ask the thread to end the run. Return a future that is done then; None if an earlier call has asked."""
+        """Ask the thread to end the run. Return a future that is done when it has ended; None at later calls."""
         if self._is_closed:
             return None
         self._is_closed = True

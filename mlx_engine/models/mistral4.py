@@ -1,8 +1,8 @@
 """Mistral Small 4, the text model.
 
-Reference: Hugging Face transformers, models/mistral4. Differences from DeepSeek-V2: the router chooses experts only
-from the groups of experts with the highest scores; with `norm_topk_prob`, the weights of a token's experts add up to 1;
-queries are scaled by a factor that grows with the position (Llama 4's attention scaling).
+Reference: Hugging Face transformers, models/mistral4. Differences from DeepSeek-V2-Lite (`deepseek.py`): the router
+chooses experts only from the groups of experts with the highest scores; with `norm_topk_prob`, the weights of a token's
+experts add up to 1; queries are scaled by a factor that grows with the position (Llama 4's attention scaling).
 """
 
 from __future__ import annotations

@@ -138,10 +138,10 @@ def _affine(
 def scales_and_minima(packed: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Unpack the (n, 12) bytes of Q4_K and Q5_K into (n, 8) scales and (n, 8) minima, from 0 to 63.
 
-    Below, each letter is a bit of a byte, the highest bit first: a bit of scale 0 to 7 for `A` to `H`, of minimum 0 to
-    7 for `a` to `h`. Bytes 0 to 3 are `EEAAAAAA` to `HHDDDDDD`, bytes 4 to 7 are `eeaaaaaa` to `hhdddddd`, and bytes 8
-    to 11 are `eeeeEEEE` to `hhhhHHHH`. So the last four scales and minima are divided: their low four bits are in bytes
-    8 to 11, and their high two bits are the top two bits of bytes 0 to 7.
+    Below, a byte is written as eight letters, the highest bit first. `A` to `H` are bits of the scales 0 to 7, `a` to
+    `h` bits of the minima 0 to 7. Bytes 0 to 3 are `EEAAAAAA` to `HHDDDDDD`, bytes 4 to 7 are `eeaaaaaa` to `hhdddddd`,
+    and bytes 8 to 11 are `eeeeEEEE` to `hhhhHHHH`. So the last four scales and minima are divided: their low four bits
+    are in bytes 8 to 11, and their high two bits are the top two bits of bytes 0 to 7.
     """
     first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = [first & np.uint8(0x3F), last & np.uint8(0x0F) | first >> np.uint8(6) << np.uint8(4)]

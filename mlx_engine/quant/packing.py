@@ -34,8 +34,9 @@ def round_half_away(x: NDArray[np.float32]) -> NDArray[np.float32]:
 def clear_unless_finite(x: NDArray[np.float32], factor: NDArray[np.float32]) -> None:
     """Set NaN and infinities in `x` to 0, because their conversion to integers is undefined in C.
 
-    `x` (n, 32) has the products of weights and the factor (n, 1) of their block. A product can be NaN or infinite only
-    if the factor is 0 or not finite, so only such blocks are searched.
+    `x` (n, 32) has the products of weights and the factor (n, 1) of their block. The factor is the inverse of a scale
+    that was computed from the block's largest weight. So products can be NaN or infinite only if the factor is 0 or not
+    finite, and only such blocks are searched.
     """
     odd = np.flatnonzero(~np.isfinite(factor[:, 0]) | (factor[:, 0] == 0))
     if len(odd):
@@ -72,10 +73,10 @@ def scale_groups(scales: NDArray[np.float32], values: NDArray[np.float32]) -> ND
     return weights.reshape(len(scales), -1)
 
 
-def float_scales(factor: NDArray[np.float16], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return factor * scales: the factor (n,) of each block times its scales, or its quants, (n, k)."""
-    with np.errstate(invalid="ignore"):  # the factor may be infinite or NaN, and a scale 0
-        return factor.astype(np.float32)[:, None] * scales
+def float_scales(factor: NDArray[np.float16], values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the factor (n,) of each block times the block's values (n, k), which are scales or quants."""
+    with np.errstate(invalid="ignore"):  # the factor may be infinite or NaN, and a value 0
+        return factor.astype(np.float32)[:, None] * values
 
 
 def pack_halves(quants: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -103,9 +103,9 @@ class OutlineBackend:
 
     Attributes:
         nbytes: bytes that the real backend needs for all weights prepared so far.
-        n_mapped: bytes of the weights that stay in the mapped file.
-        n_experts: bytes of the matrices of experts.
-        n_mapped_experts: bytes of the matrices of experts that stay in the mapped file.
+        mapped_nbytes: bytes of the weights that stay in the mapped file.
+        expert_nbytes: bytes of the matrices of experts.
+        mapped_expert_nbytes: bytes of the matrices of experts that stay in the mapped file.
         shapes: the shapes (N, K) of the matrices.
         saved: bytes that would be saved if every matrix were stored as Q8_0; matrices that would grow count as 0.
         expanded: maps the name of each weight type that `Backend.prepare` expands to the size of its matrices.
@@ -113,8 +113,8 @@ class OutlineBackend:
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._backend, self.nbytes, self.n_mapped, self.saved = backend, 0, 0, 0
-        self.n_experts = self.n_mapped_experts = 0
+        self._backend, self.nbytes, self.mapped_nbytes, self.saved = backend, 0, 0, 0
+        self.expert_nbytes = self.mapped_expert_nbytes = 0
         self._left: dict[str, int] = {}
         self._multiplied: set[str] = set()
         self.shapes: set[tuple[int, int]] = set()
@@ -135,12 +135,12 @@ class OutlineBackend:
             self.shapes.add((n_rows, weight.shape[-1]))
             self.types[weight.type] += weight.nbytes
             mapped = nbytes if views and isinstance(weight, LazyWeight) and weight.is_stored else 0
-            self.n_mapped += mapped
+            self.mapped_nbytes += mapped
             if f"{EXPERTS}." in weight.name:
                 held = self._held_expert(weight, nbytes)
                 self.nbytes += held - nbytes
-                self.n_experts += held
-                self.n_mapped_experts += mapped
+                self.expert_nbytes += held
+                self.mapped_expert_nbytes += mapped
             self._multiplied.add(weight.name)
             alternative = self._as_alternative(weight, nbytes)
             self.saved += max(0, nbytes - alternative)
@@ -152,21 +152,21 @@ class OutlineBackend:
         return Outline(weight.shape, nbytes)
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return `Backend.embeds_stored`; if it is true, note the bytes of the table for `n_left`."""
+        """Return `Backend.embeds_stored`; if it is true, note the bytes of the table for `left_nbytes`."""
         is_left = self._backend.embeds_stored(table)
         if is_left:
             self._left[table.name] = table.nbytes
         return is_left
 
     @property
-    def n_left(self) -> int:
+    def left_nbytes(self) -> int:
         """Bytes of the embedding tables that stay in the mapped file and are not also the matrix of a tied head."""
         return sum(nbytes for name, nbytes in self._left.items() if name not in self._multiplied)
 
     @property
     def has_only_mapped_experts(self) -> bool:
         """Whether there are experts, and all of them stay in the mapped file."""
-        return 0 < self.n_experts == self.n_mapped_experts
+        return 0 < self.expert_nbytes == self.mapped_expert_nbytes
 
     def stack(self, matrices: Sequence[Any]) -> Sequence[Any]:
         """Return the outlines of several matrices; `prepare` has counted the bytes of their stacked form."""
@@ -242,7 +242,7 @@ class Outlined:
                 "bound the memory of experts"
             )
             raise OptionError(message, option="experts_memory", expected="none", found=most)
-        total, config = self.sizes.n_experts, cast(Any, self.model.config)
+        total, config = self.sizes.expert_nbytes, cast(Any, self.model.config)
         if not total:
             message = f"experts_memory needs a model with experts; {where} has none"
             raise OptionError(message, option="experts_memory", expected="none", found=most)
@@ -353,12 +353,12 @@ def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> 
     vocab_size = int(model.config.vocab_size)
     widest = max((sum(shape) for shape in sizes.shapes if shape[0] != vocab_size), default=0)
     return Need(
-        weights=sizes.nbytes - round((1 - share) * sizes.n_experts),
-        mapped=sizes.n_mapped if share == 1 else sizes.n_mapped - sizes.n_mapped_experts,
+        weights=sizes.nbytes - round((1 - share) * sizes.expert_nbytes),
+        mapped=sizes.mapped_nbytes if share == 1 else sizes.mapped_nbytes - sizes.mapped_expert_nbytes,
         kv=pool_nbytes(model.kv_layers, n_tokens) if kv is None else kv,
         workspace=4 * (ACTIVATIONS * LONGEST_PASS * widest + vocab_size),
         saved=sizes.saved,
-        experts=sizes.n_mapped_experts if share == 1 else 0,
+        experts=sizes.mapped_expert_nbytes if share == 1 else 0,
     )
 
 

@@ -86,7 +86,7 @@ class Parameters:
             return self._prepare(f"{name}.weight", weight)
         self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
-        if type(weight) is not Weight:  # subclasses compute their bytes on demand
+        if type(weight) is not Weight:  # the `data` of a subclass is no view of the file
             return weight
         return TableInFile(weight.name, weight.shape, weight.type, weight.data)
 
@@ -123,7 +123,7 @@ class Parameters:
             part = f"{name}.{e}"
             stored = self._own(f"{part}.weight")
             weight = self._backend.prepare(stored.as_type(self._type(part, stored)[0]))
-            if type(stored) is Weight:  # subclasses compute their bytes on demand
+            if type(stored) is Weight:  # the `data` of a subclass is no view of the file
                 release(stored.data, weight)
             bias = f"{part}.bias"
             return Linear(part, weight, self._backend.prepare(self._own(bias)) if bias in self else None)
@@ -243,7 +243,7 @@ class Parameters:
         stored = self._stored(name)
         if self._slices is None:
             return stored
-        if type(stored) is Weight:  # subclasses compute their bytes on demand
+        if type(stored) is Weight:  # the `data` of a subclass is no view of the file
             map_small_pages(stored.data)
         own = self._slices.own(name, stored)
         if type(own) is Weight and type(stored) is Weight:
@@ -270,7 +270,7 @@ class Parameters:
         key = (name, weight.type.name)
         if key not in self._prepared:
             self._prepared[key] = self._backend.prepare(weight)
-            if type(source or weight) is Weight:  # subclasses compute their bytes on demand
+            if type(source or weight) is Weight:  # the `data` of a subclass is no view of the file
                 release((source or weight).data, self._prepared[key])
             self._nbytes[weight.type.name] += weight.nbytes
             self._done(name)

@@ -162,9 +162,10 @@ def four_rows_by_parts(
 
 
 def _for_panels(make: Callable[[int], Any]) -> Any:
-    """Make the kernel `four_rows` for panels of all sizes.
+    """Make a format's gemv kernel (the field `four_rows` of `Format`) for panels of all sizes.
 
-    `make(n_vectors)` makes the function that multiplies one row of each of 1, 2 or 4 ranges of rows with a panel.
+    The kernel works on four ranges of rows. `make(n_vectors)` makes its inner function, which multiplies a panel with
+    4, 2 or 1 rows at a time (`rows_together`), each from another range.
     """
 
     def choose(sizes: tuple[int, ...]) -> Any:

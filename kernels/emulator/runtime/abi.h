@@ -82,7 +82,7 @@ enum {
   MSL_UNEVEN_ARGUMENT,     // an argument that must be the same for all lanes differs
   MSL_UNORDERED_SIMD,      // lanes are at operations whose order the emulator cannot determine
   MSL_SPINNING,            // a threadgroup that does not end
-  MSL_BOUNDS,              // an access outside of all buffers, see bounds.c
+  MSL_BOUNDS,              // an access to the pages of a buffer but outside of its bytes, see bounds.c
   MSL_TENSOR,              // a tensor is used in a way that the specification leaves undefined, see tensors.c
   MSL_FIRST_NOTE,
   MSL_SAME_VALUE = MSL_FIRST_NOTE,  // a race of two threads that write the same value

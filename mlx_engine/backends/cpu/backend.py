@@ -131,7 +131,7 @@ class CompiledBackend(SimdBackend):
         return Matrix(shape, FLOAT32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return True for types that are not multiplied as stored: `embed` expands only the rows that it returns."""
+        """Return True for types that kernels do not multiply as stored: `prepare` would expand the whole table."""
         return not _is_multiplied_as_stored(table)
 
     def discard(self, linear: Linear) -> None:
@@ -230,7 +230,8 @@ class CompiledBackend(SimdBackend):
     def stack_some(self, read: Callable[[int], Linear], n: int, n_slots: int) -> Native:
         """Return the experts' layers as views of the file.
 
-        `expert_linear` reads these views. The kernel of a whole mixture reads the copies in the `ExpertCache` instead.
+        The operation `expert_linear` of the backend reads these views. The kernel of a whole mixture reads the copies
+        in the `ExpertCache` instead.
         """
         held = HeldExperts(self.stack([read(e) for e in range(n)]))
         held.n_slots = n_slots
