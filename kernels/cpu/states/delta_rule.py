@@ -108,11 +108,11 @@ def _wide(
     """Apply one token to 64 columns (four vectors) of a head's matrix; write the token's output for these columns.
 
     The n = E rows of the old matrix are `apart` elements apart, from index `at` of `old` on. If `keeps`, the new matrix
-    is written to `kept`, with rows of _COLUMNS elements. If `writes` is not _NOTHING, it is also written to the states m,
-    from index `to` on, with rows `row` elements apart. In `qk` (`_prepare`), the token's query is at index q, and its
-    key at q + n. The token's value for the first column is at index `v_at` of v, and its output at index y of `out`. The
-    vectors `decay` and `strength` have one factor in every lane: of the matrix, and of the correction, which is
-    `sigmoid(beta)`.
+    is written to `kept`, with rows of _COLUMNS elements. If `writes` is not _NOTHING, it is also written to the states
+    m, from index `to` on, with rows `row` elements apart. In `qk` (`_prepare`), the token's query is at index q, and
+    its key at q + n. The token's value for the first column is at index `v_at` of v, and its output at index y of
+    `out`. The vectors `decay` and `strength` have one factor in every lane: of the matrix, and of the correction, which
+    is `sigmoid(beta)`.
     """
     a, b, c, d = zeros(), zeros(), zeros(), zeros()
     for e in range(n):
