@@ -307,4 +307,5 @@ def test_states_at_any_address_have_the_same_bits(monkeypatch: pytest.MonkeyPatc
         found = case(be, np.random.default_rng(3))
     for a, b in zip(want, found, strict=True):
         np.testing.assert_array_equal(a, b)
-        assert np.isfinite(a).all() and a.any()
+        assert np.isfinite(a).all()
+        assert a.any()
