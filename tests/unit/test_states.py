@@ -17,6 +17,7 @@ from mlx_engine.errors import CacheFullError
 from mlx_engine.loop.forward import forward
 from mlx_engine.loop.memory import Traffic
 from mlx_engine.weights.model import Model
+from tests.contract.state_cases import delta_net
 from tests.random_models import VOCAB, random_model
 
 IDS = [int(i) for i in np.random.default_rng(3).integers(0, VOCAB, 80)]
@@ -286,3 +287,25 @@ def test_a_bound_in_bytes_counts_states():
         kv.close()
         assert prefixes.nbytes <= prefixes.max_nbytes
     assert [prefixes.match([of, *range(5)]).length for of in (10, 20)] == [0, 6]
+
+
+def test_states_at_any_address_have_the_same_bits(monkeypatch: pytest.MonkeyPatch):
+    """The kernel of the delta rule writes whole cache lines if the states begin at one."""
+    pytest.importorskip("numba")
+    be, case = create_backend("parallel", threads=1), delta_net(2, 32, 4, 80)
+    offset = 4
+
+    def state_empty(shape: tuple[int, ...], n_slots: int) -> np.ndarray:
+        n = n_slots * int(np.prod(shape))
+        memory = np.zeros(n + 32, dtype=np.float32)
+        first = -memory.ctypes.data % 64 // 4 + offset
+        return memory[first : first + n].reshape(n_slots, *shape)
+
+    with be.session():
+        want = case(be, np.random.default_rng(3))
+        monkeypatch.setattr(be, "state_empty", state_empty)
+        found = case(be, np.random.default_rng(3))
+    for a, b in zip(want, found, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert np.isfinite(a).all()
+        assert a.any()

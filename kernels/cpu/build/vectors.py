@@ -266,6 +266,34 @@ def store(typing: Any, floats: Any, at: Any, value: Any) -> Any:
 
 
 @intrinsic
+def stream(typing: Any, floats: Any, at: Any, value: Any) -> Any:
+    """Store 16 floats at a multiple of 64 bytes without reading their cache line, for data that is not read soon.
+
+    The stores are ordered before later stores only by `fence`.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = element_address(context, builder, signature.args[0], *args[:2])
+        made = builder.store(args[2], builder.bitcast(address, _VECTOR.as_pointer()))
+        made.align = 4 * LANES
+        made.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_I32, 1)]))
+        return context.get_dummy_value()
+
+    return types.void(floats, types.int64, vector), generate
+
+
+@intrinsic
+def fence(typing: Any) -> Any:
+    """Order all earlier stores, also those of `stream`, before all later stores."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
 def store_parts(typing: Any, floats: Any, at: Any, apart: Any, value: Any) -> Any:
     """Store 16 floats in parts: PART floats from element `at` on, and each next part `apart` elements later."""
 

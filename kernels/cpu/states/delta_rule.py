@@ -30,6 +30,7 @@ from ..build.layout import (
     DELTA_VALUES,
     JOB,
     LANES,
+    LINE_BYTES,
     RUN_FIRST,
     RUN_ROWS,
     RUN_SOURCE,
@@ -37,7 +38,22 @@ from ..build.layout import (
     RUN_WIDTH,
 )
 from ..build.memory import floats, number, words
-from ..build.vectors import div, fma, get, largest_lane, load, load_splat, mul, put, splat, store, sub, zeros
+from ..build.vectors import (
+    div,
+    fence,
+    fma,
+    get,
+    largest_lane,
+    load,
+    load_splat,
+    mul,
+    put,
+    splat,
+    store,
+    stream,
+    sub,
+    zeros,
+)
 from ..formats.float32 import dot
 from ..products.activations import silu
 from ..products.norms import rms_norm
@@ -48,6 +64,11 @@ X, GATE, GATE_ROW, BETA, BETA_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, O
 PIECE = 32
 # Added to the squared lengths of queries and keys before the square root.
 TINY = 1e-6
+# The largest number of columns to which tokens are applied before the next columns.
+_COLUMNS = 4 * LANES
+# How a new state is written to a slot: not, or with or without reading the cache lines first. A slot that is written is
+# read in the next pass at the earliest, when it has left the cache.
+_NOTHING, _STORE, _STREAM = 0, 1, 2
 
 
 @jit
@@ -81,65 +102,78 @@ def _scaled(x: Any, at: int, n: int, factor: Any, out: Any, to: int) -> None:
 
 @jit
 def _wide(
-    m: Any, at: int, new_at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any,
-    out: Any, to: int,
+    old: Any, at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any, kept: Any,
+    keeps: bool, m: Any, to: int, row: int, writes: int, out: Any, y: int,
 ) -> None:  # fmt: skip
     """Apply one token to 64 columns (four vectors) of a head's matrix; write the token's output for these columns.
 
-    In the states m, the old matrix is read from index `at` on, and the new matrix is written from index `new_at` on.
-    These are the indices of row 0 at the first of the columns. The n = E rows are `apart` elements apart. In `qk`
-    (`_prepare`), the token's query is at index q, and its key at q + n. The token's value for the first column is at
-    index `v_at` of v, and its output at index `to` of `out`. The vectors `decay` and `strength` have one factor in
-    every lane: of the matrix, and of the correction, which is `sigmoid(beta)`.
+    The n = E rows of the old matrix are `apart` elements apart, from index `at` of `old` on. If `keeps`, the new matrix
+    is written to `kept`, with rows of _COLUMNS elements. If `writes` is not _NOTHING, it is also written to the states
+    m, from index `to` on, with rows `row` elements apart. In `qk` (`_prepare`), the token's query is at index q, and
+    its key at q + n. The token's value for the first column is at index `v_at` of v, and its output at index y of
+    `out`. The vectors `decay` and `strength` have one factor in every lane: of the matrix, and of the correction, which
+    is `sigmoid(beta)`.
     """
     a, b, c, d = zeros(), zeros(), zeros(), zeros()
     for e in range(n):
-        key, row = load_splat(qk, q + n + e), at + e * apart
-        a = fma(key, load(m, row), a)
-        b = fma(key, load(m, row + LANES), b)
-        c = fma(key, load(m, row + 2 * LANES), c)
-        d = fma(key, load(m, row + 3 * LANES), d)
+        key, i = load_splat(qk, q + n + e), at + e * apart
+        a = fma(key, load(old, i), a)
+        b = fma(key, load(old, i + LANES), b)
+        c = fma(key, load(old, i + 2 * LANES), c)
+        d = fma(key, load(old, i + 3 * LANES), d)
     a = mul(strength, sub(load(v, v_at), mul(decay, a)))
     b = mul(strength, sub(load(v, v_at + LANES), mul(decay, b)))
     c = mul(strength, sub(load(v, v_at + 2 * LANES), mul(decay, c)))
     d = mul(strength, sub(load(v, v_at + 3 * LANES), mul(decay, d)))
-    w, x, y, z = zeros(), zeros(), zeros(), zeros()
+    w, x, z, u = zeros(), zeros(), zeros(), zeros()
     for e in range(n):
-        query, key, row = load_splat(qk, q + e), load_splat(qk, q + n + e), at + e * apart
-        new_row = new_at + e * apart
-        new = fma(key, a, mul(decay, load(m, row)))
-        store(m, new_row, new)
-        w = fma(query, new, w)
-        new = fma(key, b, mul(decay, load(m, row + LANES)))
-        store(m, new_row + LANES, new)
-        x = fma(query, new, x)
-        new = fma(key, c, mul(decay, load(m, row + 2 * LANES)))
-        store(m, new_row + 2 * LANES, new)
-        y = fma(query, new, y)
-        new = fma(key, d, mul(decay, load(m, row + 3 * LANES)))
-        store(m, new_row + 3 * LANES, new)
-        z = fma(query, new, z)
-    store(out, to, w)
-    store(out, to + LANES, x)
-    store(out, to + 2 * LANES, y)
-    store(out, to + 3 * LANES, z)
+        query, key, i = load_splat(qk, q + e), load_splat(qk, q + n + e), at + e * apart
+        new_a = fma(key, a, mul(decay, load(old, i)))
+        new_b = fma(key, b, mul(decay, load(old, i + LANES)))
+        new_c = fma(key, c, mul(decay, load(old, i + 2 * LANES)))
+        new_d = fma(key, d, mul(decay, load(old, i + 3 * LANES)))
+        w, x, z, u = fma(query, new_a, w), fma(query, new_b, x), fma(query, new_c, z), fma(query, new_d, u)
+        if keeps:
+            store(kept, e * _COLUMNS, new_a)
+            store(kept, e * _COLUMNS + LANES, new_b)
+            store(kept, e * _COLUMNS + 2 * LANES, new_c)
+            store(kept, e * _COLUMNS + 3 * LANES, new_d)
+        _write(m, to + e * row, new_a, writes)
+        _write(m, to + e * row + LANES, new_b, writes)
+        _write(m, to + e * row + 2 * LANES, new_c, writes)
+        _write(m, to + e * row + 3 * LANES, new_d, writes)
+    store(out, y, w)
+    store(out, y + LANES, x)
+    store(out, y + 2 * LANES, z)
+    store(out, y + 3 * LANES, u)
 
 
 @jit
 def _one(
-    m: Any, at: int, new_at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any,
-    out: Any, to: int,
+    old: Any, at: int, apart: int, n: int, qk: Any, q: int, v: Any, v_at: int, decay: Any, strength: Any, kept: Any,
+    keeps: bool, m: Any, to: int, row: int, writes: int, out: Any, y: int,
 ) -> None:  # fmt: skip
     """Apply one token to 16 columns, with the arguments of `_wide`."""
-    known, y = zeros(), zeros()
+    known, sums = zeros(), zeros()
     for e in range(n):
-        known = fma(load_splat(qk, q + n + e), load(m, at + e * apart), known)
+        known = fma(load_splat(qk, q + n + e), load(old, at + e * apart), known)
     change = mul(strength, sub(load(v, v_at), mul(decay, known)))
     for e in range(n):
-        new = fma(load_splat(qk, q + n + e), change, mul(decay, load(m, at + e * apart)))
-        store(m, new_at + e * apart, new)
-        y = fma(load_splat(qk, q + e), new, y)
-    store(out, to, y)
+        new = fma(load_splat(qk, q + n + e), change, mul(decay, load(old, at + e * apart)))
+        sums = fma(load_splat(qk, q + e), new, sums)
+        if keeps:
+            store(kept, e * _COLUMNS, new)
+        _write(m, to + e * row, new, writes)
+    store(out, y, sums)
+
+
+@jit
+def _write(m: Any, at: int, x: Any, writes: int) -> None:
+    """Write 16 elements of a state."""
+    if writes == _STREAM:
+        stream(m, at, x)
+    elif writes == _STORE:
+        store(m, at, x)
 
 
 @jit
@@ -158,45 +192,79 @@ def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
 
 
 @jit
-def _run_head(job: Any, block: Any, head: int, first: int, n: int, source: int, target: int, qk: Any) -> None:
-    """Compute n tokens, from row `first` on, of a value head; read the state in slot `source`, write slot `target`."""
+def _run_head(job: Any, block: Any, head: int, runs: Any, run_: int, stop: int, qk: Any, kept: Any) -> None:
+    """Compute a value head for the runs `run_` to `stop - 1`, each of which begins with the state after the run before.
+
+    If they are several runs, they have at most PIECE tokens. While tokens are applied to some columns, the columns'
+    state stays in `kept`, and only the state after each run is written to the run's target slot.
+    """
     E, P, H = block[DELTA_KEY_DIM], block[DELTA_VALUE_DIM], block[DELTA_VALUES]
     m, x, out, gate = floats(job[STORE]), floats(job[X]), floats(job[OUT]), floats(job[GATE])
     values = 2 * block[DELTA_KEYS] * E
     row, size, step = values + H * P, H * E * P, 2 * E + LANES
-    begin, to = source * size + head * E * P, target * size + head * E * P
+    writes = _STREAM if job[STORE] % LINE_BYTES == 0 else _STORE
     weight, eps = floats(block[DELTA_NORM]), number(block[DELTA_EPS])
-    for piece in range(first, first + n, PIECE):
-        last = min(piece + PIECE, first + n)
+    first, end = runs[run_ * RUN_WIDTH + RUN_FIRST], 0
+    for i in range(run_, stop):
+        end = runs[i * RUN_WIDTH + RUN_FIRST] + runs[i * RUN_WIDTH + RUN_ROWS]
+    for piece in range(first, end, PIECE):
+        last = min(piece + PIECE, end)
         for t in range(piece, last):
             _prepare(job, block, head, t, qk, (t - piece) * step)
         column = 0
         while column < P:
             wide = column + 4 * LANES <= P
+            # The first token reads the source slot, which stays as it is: other sequences may still need it.
+            slot = runs[run_ * RUN_WIDTH + (RUN_SOURCE if piece == first else RUN_TARGET)]
+            old, old_at, apart, i = m, slot * size + head * E * P + column, P, run_
             for t in range(piece, last):
+                a = runs[i * RUN_WIDTH :]
                 at, v, y = (t - piece) * step, t * row + values + head * P + column, t * H * P + head * P + column
                 decay, strength = load_splat(qk, at + 2 * E), load_splat(qk, at + 2 * E + 1)
-                # The first token reads the source slot, which stays as it is: other sequences may still need it.
-                old = begin if t == first else to
+                to, ends = a[RUN_TARGET] * size + head * E * P + column, t + 1 == a[RUN_FIRST] + a[RUN_ROWS]
+                how = writes if ends or t + 1 == last else _NOTHING
                 if wide:
-                    _wide(m, old + column, to + column, P, E, qk, at, x, v, decay, strength, out, y)
+                    _wide(
+                        old, old_at, apart, E, qk, at, x, v, decay, strength, kept, t + 1 < last, m, to, P, how, out, y
+                    )  # fmt: skip
                 else:
-                    _one(m, old + column, to + column, P, E, qk, at, x, v, decay, strength, out, y)
+                    _one(
+                        old, old_at, apart, E, qk, at, x, v, decay, strength, kept, t + 1 < last, m, to, P, how, out, y
+                    )  # fmt: skip
+                old, old_at, apart = kept, 0, _COLUMNS
+                i += ends
             column += 4 * LANES if wide else LANES
         for t in range(piece, last):
             y = t * H * P + head * P
             rms_norm(out, y, P, weight, np.float32(eps), out, y)
             for i in range(0, P, LANES):
                 store(out, y + i, mul(load(out, y + i), silu(load(gate, t * job[GATE_ROW] + head * P + i))))
+    fence()
+
+
+@jit
+def _end_of_chain(runs: Any, n_runs: int, i: int) -> int:
+    """Return the end of the runs from run i on that follow each other and have at most PIECE tokens together."""
+    n, j = runs[i * RUN_WIDTH + RUN_ROWS], i + 1
+    while j < n_runs:
+        a, b = runs[(j - 1) * RUN_WIDTH :], runs[j * RUN_WIDTH :]
+        n += b[RUN_ROWS]
+        if b[RUN_SOURCE] != a[RUN_TARGET] or b[RUN_FIRST] != a[RUN_FIRST] + a[RUN_ROWS] or n > PIECE:
+            break
+        j += 1
+    return j
 
 
 @task
 def delta_head(job: Any, chunk: int, scratch: int) -> None:
     """Compute value head `chunk` of all runs. A run is consecutive rows of one sequence (`layout.py`)."""
-    runs, qk = words(job[RUNS]), floats(scratch)
-    for i in range(job[N_RUNS]):
-        a = runs[i * RUN_WIDTH :]
-        _run_head(job, words(job[BLOCK]), chunk, a[RUN_FIRST], a[RUN_ROWS], a[RUN_SOURCE], a[RUN_TARGET], qk)
+    runs, i = words(job[RUNS]), 0
+    E = words(job[BLOCK])[DELTA_KEY_DIM]
+    qk, kept = floats(scratch), floats(scratch + 4 * PIECE * (2 * E + LANES))
+    while i < job[N_RUNS]:
+        stop = _end_of_chain(runs, job[N_RUNS], i)
+        _run_head(job, words(job[BLOCK]), chunk, runs, i, stop, qk, kept)
+        i = stop
 
 
 @entry

@@ -11,6 +11,7 @@ passed with each call.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import weakref
@@ -224,6 +225,13 @@ class CompiledBackend(SimdBackend):
         unread = {id(linear.weight.data) for linear in linears}
         self._mapped = [data for data in self._mapped if id(data) not in unread]
         return super().stack(linears)
+
+    def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
+        """Return zeros that begin at a cache line, so that kernels can write whole cache lines."""
+        n = n_slots * math.prod(shape)
+        memory = np.zeros(n + layout.LANES, dtype=np.float32)
+        first = -address(memory) % layout.LINE_BYTES // 4
+        return memory[first : first + n].reshape(n_slots, *shape)
 
     holds_some_experts = True
 
