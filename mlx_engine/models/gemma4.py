@@ -165,7 +165,7 @@ class GlobalSize(Setting):
     Attributes:
         key: the key in config.json.
         each: the key in each layer's entry of `per_layer_config`.
-        usual: the default; None for the size of local layers.
+        usual: the default; if None, the default is the size of local layers.
         gguf: the GGUF keys, which have the same value.
     """
 

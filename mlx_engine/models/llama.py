@@ -105,8 +105,8 @@ PERMUTED = {
     for part, heads in (("attn_q", "H"), ("attn_k", "G"))
     for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
 }
-# Table rows for architectures whose rotary pairs are (2j, 2j + 1) in GGUF files and in folders. These rows are permuted
-# on load.
+# Table rows for architectures whose rotary pairs are (2j, 2j + 1) in GGUF files and in folders. The rows of each head's
+# matrix are reordered on load.
 INTERLEAVED = {
     name: replace(TENSORS[name], rotated=heads, interleaved=True)
     for part, heads in (("attn_q", "H"), ("attn_k", "G"))

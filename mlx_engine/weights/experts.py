@@ -134,7 +134,7 @@ class InGroups(Routed):
 class Count(Setting):
     """The number of experts in each layer.
 
-    In config.json the key is the value of `published`, "num_experts" or, since transformers 5, "num_local_experts".
+    config.json has one of three keys: "num_local_experts" (since transformers 5), "num_experts", or `published`.
     """
 
     published: str = "num_experts"

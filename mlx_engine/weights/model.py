@@ -362,8 +362,8 @@ def open_model(path: Path, allow_settings: Sequence[str] = ()) -> Checkpoint:
     Raises:
         OptionError: one of the names is not a setting of the file.
         SourceError, FormatError: the file cannot be opened, or is damaged.
-        ModelError: the quantisation of a folder is not implemented. If `allow_settings` has names, also if the
-            architecture, or a setting that is not named, is not implemented.
+        ModelError: the quantisation of a folder is not implemented; or `allow_settings` has names, and the architecture
+            or a setting that it does not name is not implemented.
     """
     check_allowed(allow_settings)
     checkpoint = open_checkpoint(path)

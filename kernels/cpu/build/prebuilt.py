@@ -58,7 +58,7 @@ TARGETS = {
 
 
 class SharedCode:
-    """A loaded shared library: the code of `parts` for the target `name`."""
+    """A loaded shared library for the target `name`; `parts` are the groups of kernels in it (`library.MODULES`)."""
 
     def __init__(self, file: Path, name: str, parts: frozenset[str]) -> None:
         self._library, self.name, self.parts = ctypes.CDLL(str(file)), name, parts

@@ -30,8 +30,8 @@ from .fixed_tile import DIGITS, SCALE, TOKEN_WORDS, TOKENS, TOTAL, load_words, w
 
 _F32, _I8, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _FLOATS, _INTS, _LINE = ir.VectorType(_F32, 16), ir.VectorType(_I32, 16), ir.VectorType(_I8, 64)
-# Numbers of the tile registers: sums of the first and of the last 16 rows, each for high and low digits; high and low
-# digits; quants.
+# Numbers of the tile registers: `_SUMS[side][digit]` (side: the first or the last 16 rows; digit: high or low),
+# `_DIGITS[digit]` and `_QUANTS`.
 _SUMS, _DIGITS, _QUANTS = ((0, 1), (2, 3)), (4, 5), 6
 _QUARTER = TOKENS // 4
 
@@ -121,7 +121,10 @@ class _Tile:
         return word_address(self.builder, self.rows, self.builder.mul(block, ir.Constant(_I64, ROW_WORDS * ROWS)))
 
     def _words_of_tokens(self, block: Any, word: int) -> Any:
-        """Return the address of word `word` of the first token in a block; this word of the other tokens follows."""
+        """Return the address of word `word` of the first token in a block.
+
+        The same word of the other tokens follows. Digits have 8 words per token: those of the first token come first.
+        """
         at = self.builder.add(self.builder.mul(block, ir.Constant(_I64, TOKEN_WORDS)), ir.Constant(_I64, word))
         return word_address(self.builder, self.tokens, self.builder.mul(at, self.n))
 
@@ -193,7 +196,7 @@ def _is_set(builder: Any, kind: Any, bit: int) -> Any:
 
 @intrinsic
 def multiply_tiles(typing: Any, n: Any, rows: Any, tokens: Any, n_blocks: Any, y: Any, y_row: Any, kind: Any) -> Any:
-    """Do with AMX what `fixed_tile.multiply_panels` does, for a format without HALVES (a scale for each 16 columns).
+    """Do with AMX what `fixed_tile.multiply_panels` does, for a format that has a scale for each 32 columns.
 
     `configure_tiles` must have been called with n or n + 1.
     """
