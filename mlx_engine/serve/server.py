@@ -33,8 +33,8 @@ from mlx_engine.errors import AddressInUseError, OptionError
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.registry import Models
 
-# The most bytes of data that h11 gets at once. h11 checks the limit of 16 KiB only if the headers are incomplete when it
-# has parsed a piece. So with larger pieces, h11 would accept larger headers.
+# The most bytes of data that h11 gets at once. h11 checks the limit of 16 KiB only if the headers are incomplete when
+# it has parsed a piece. So with larger pieces, h11 would accept larger headers.
 PIECE = 1 << 14
 
 # Bytes that are read at once from a body. Larger reads are faster, because the event loop waits for the GIL after each

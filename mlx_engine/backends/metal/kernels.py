@@ -125,10 +125,10 @@ class Kernels:
         """Return attention (R, H, E) of R queries q (R, H, E) over the keys and values in their sequences' pages.
 
         `store` is the KV store (n, G, slots, row): n is 2 (keys, values), or 1 if the keys are also the values; a row
-        has the E elements of one token, or their bytes in Q8_0. `pages`, (B, P) int32, has the first slot of each page of each
-        sequence, for up to P pages. `owner` and `position`, (R,) int32, are the index of each query's sequence and the
-        position in it. `page` is the number of tokens per page. `window` is the argument of `batch.first_visible`, but
-        0 in place of None (no limit).
+        has the E elements of one token, or their bytes in Q8_0. `pages`, (B, P) int32, has the first slot of each page
+        of each sequence, for up to P pages. `owner` and `position`, (R,) int32, are the index of each query's sequence
+        and the position in it. `page` is the number of tokens per page. `window` is the argument of
+        `batch.first_visible`, but 0 in place of None (no limit).
         """
         variant = scores.softcap is None, scores.sinks is None
         key = q.shape[1:], store.shape[1], page, window, len(q) < 8, pages.size < 8, variant
