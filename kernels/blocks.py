@@ -6,10 +6,10 @@ In GGUF's formats, a block holds 32, 64 or 256 consecutive weights of one row. I
 - `e`: the exponent of a scale that is a power of two
 - `qs`, `ql`: the quants, or their low bits; `qh`, `hmask`: the high bits of the quants
 - `scales`, `scales_l`, `scales_h`: the packed scales of sub-blocks
-- `signs`: the signs of weights
+- `signs`: the signs of weights, in IQ2_XXS and IQ3_XXS also scales
 
-In IQ1 to IQ3, `qs`, `qh` and `grid` are bits of indices into a codebook, and may also have bits of signs and scales.
-The blocks of MLX's types are groups (`group`). `mlx_engine/quant` unpacks the quants. All numbers are little-endian.
+In IQ1 to IQ3, `grid`, `qs` and `qh` hold indices into a codebook; `qs` and `qh` may also hold signs and scales. A block
+of MLX's types is a group of weights (`group`). `mlx_engine/quant` unpacks the quants. All numbers are little-endian.
 Blocks are not padded, so they are unaligned.
 
 Source of GGUF's formats: the structs `block_*` of ggml-common.h,
@@ -56,12 +56,12 @@ NVFP4 = np.dtype([("scales", "u1", (4,)), ("qs", "u1", (4, 8))])
 def group(size: int, bits: int, scale: str, *, has_biases: bool) -> np.dtype[np.void]:
     """Return the layout of one group of MLX's quantised types: scale, bias (if `has_biases`), packed quants.
 
-    Quants are packed from the lowest bits upwards, as in MLX, with one exception: 4-bit quants of groups with biases
-    are packed as in Q4_1. In Q4_1, the low four bits of 16 bytes hold 16 quants, the high four bits the next 16.
-    AVX2 unpacks this layout with fewer instructions.
+    The group has `size` weights, of `bits` bits each. `scale` is the type of the scale and the bias: F16, BF16 (a
+    uint16 here, because NumPy has no bfloat16), F32 or U8.
 
-    The group has `size` weights, of `bits` bits each. `scale` is the type of the scale and the bias: F16, BF16 (read as
-    bits), F32 or U8.
+    Quants are packed from the lowest bits upwards, as in MLX, with one exception: 4-bit quants of groups with biases
+    are packed as in Q4_1. For each 32 weights, byte j has quant j in its low four bits, and quant j + 16 in its high
+    four bits. AVX2 unpacks this layout with fewer instructions.
     """
     kind = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "U8": "u1"}[scale]
     biases = [("m", kind)] if has_biases else []

@@ -228,7 +228,7 @@ class Engine:
         architecture: the checkpoint's architecture.
         n_tensors, n_parameters: numbers of the model's tensors and parameters.
         speculation: whether tokens are proposed by default, by which drafters, and why.
-        drafters: the names of the loaded drafters that run passes of their own: "mtp", "draft", both or none.
+        drafters: the names of the loaded drafters that run a model or a layer: "mtp", "draft", both or none.
         proposals: the `Speculation` of the newest scheduler that has one; None if no scheduler has had one.
     """
 
@@ -247,7 +247,8 @@ class Engine:
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
         self._files = opened.files
         self._draft = opened.draft
-        # An estimate of the time of the MTP layer and its head, divided by the time of a pass of the model.
+        # The time of the MTP layer with its head, as a share of the time of a pass of the model, estimated from the
+        # numbers of parameters.
         n_head = 0 if model.extra is None else model.extra.n_vocabulary * self.config.hidden_size
         self._extra_share = (planned.n_extra + n_head) / self.n_parameters
         self.drafters = (*(() if model.extra is None else (MTP,)), *(() if opened.draft is None else (DRAFT,)))
@@ -292,8 +293,8 @@ class Engine:
         identify = partial(_identified, self.path, about, self._files)
         made = PrefixFolder(Path(folder).expanduser(), max_nbytes, self.path.stem, identify)
         if self._prefixes is not None:
-            # `made` computes its own identity in a thread. If `load_prefix` has added files, the old identity is known.
-            # Otherwise it may be empty, and must not replace the identity that the thread computes.
+            # `made` computes its identity in a thread. If `load_prefix` has added files, `self._prefixes` has the same
+            # identity already. Otherwise its identity may be empty, and must not replace the computed one.
             if self._prefixes.saved:
                 made.identity, made.saved = self._prefixes.identity, self._prefixes.saved
             self._prefixes.close()
@@ -302,7 +303,8 @@ class Engine:
     def prefix_identity(self) -> bytes:
         """Return a digest of everything that determines keys and values, except the token ids.
 
-        These are the model, the types of weights, activations and cache, and the source code (the order of sums).
+        These are the model, the types of weights, activations and cache, and the source code, which fixes the order of
+        sums.
 
         Raises:
             OptionError: keys and values of this model cannot be saved.
@@ -321,6 +323,8 @@ class Engine:
 
         Raises:
             OptionError: keys and values of this model cannot be saved, or the scheduler has no prefix cache.
+            SourceError: the model's files have changed since they were loaded.
+            ContextLengthError, ChatTemplateError: the prompt cannot be run.
             OSError: the file cannot be written.
         """
         identity, ids = self.prefix_identity(), np.array(self.prompts.ids(prompt), dtype=np.int64)
@@ -351,6 +355,7 @@ class Engine:
             FormatError: `save_prefix` has not written this file, or has written it for another model, version or type
                 of keys and values.
             OptionError: keys and values of this model cannot be saved.
+            SourceError: the model's files have changed since they were loaded.
             OSError: the file cannot be read.
         """
         identity = self.prefix_identity()
@@ -436,8 +441,8 @@ class Engine:
         On backends with a fixed order of sums (docs/exactness.md), a text has the same vector, bit for bit, alone and
         in a batch. The model's files define the pooling, whether vectors are normalised, and the token that ends a
         text. Without such files, a vector is the hidden state of the last token after the last norm, normalised to
-        length 1. Token ids in `texts` are used unchanged. For models that are trained for shorter vectors, `dimensions`
-        is the number of first dimensions to return; None returns all.
+        length 1. Token ids in `texts` are used unchanged. If a model is trained for shorter vectors,
+        `dimensions` can be the number of first dimensions to return; None returns all.
 
         Raises:
             OptionError: a text is empty, or `dimensions` is out of range.
@@ -472,7 +477,7 @@ class Engine:
         return [self.prompts.relevance(request) for request in requests]
 
     def tap_names(self) -> list[Tap]:
-        """Return all named values of a forward pass in the order of computation: name, shape and meaning of each.
+        """Return name, shape and meaning of every named value of a forward pass, in the order of computation.
 
         Raises:
             ModelError: several processes share the model.
@@ -508,8 +513,8 @@ class Engine:
     def session(self, prompt: Prompt, *, slots: int = 4, n_tokens: int | None = None) -> Session:
         """Return a session that begins with a prompt: `session.logits(next_ids)` appends tokens and returns logits.
 
-        Up to `slots` sessions (this one and its forks) share memory for `n_tokens` tokens, counting shared tokens once.
-        The default is a full context, or fewer tokens if a full context needs more than half of the free memory.
+        Up to `slots` sessions (this one and its forks) share memory for `n_tokens` tokens; a token that sessions share
+        counts once. By default, `n_tokens` is a full context, or less if this needs more than half of the free memory.
 
         Raises:
             OptionError: the prompt is empty or does not fit into the memory, or `slots` or `n_tokens` is invalid.
@@ -655,9 +660,9 @@ class Engine:
         Args:
             prompts: the prompts, as for `generate`.
             max_tokens: as for `generate`, or a list with one value per prompt.
-            options: the other options of `generate`; a list has one value per prompt. `stop=["a", "b"]`,
-                `stop_token_ids=[1, 2]` and `processors=[f, g]` apply to all prompts; for one value per prompt use
-                `[["a"], None]`.
+            options: the other options of `generate`; a list has one value per prompt. Exceptions are lists such as
+                `stop=["a", "b"]`, `stop_token_ids=[1, 2]` and `processors=[f, g]`, which apply to all prompts; for one
+                value per prompt, pass a list of lists or None: `stop=[["a"], None]`.
 
         Raises:
             OptionError: an option is invalid, or a list has another length than `prompts`.
@@ -676,7 +681,7 @@ class Engine:
         progress: Progress | None = None,
         scheduler: Scheduler | None = None,
     ) -> Stream:
-        """Return the same stream as `stream`, from an `Options` object. None for `scheduler` makes a new scheduler."""
+        """Return the same stream as `stream`, from an `Options` object. If `scheduler` is None, make one."""
         request = self.request(prompt, options)
         return Stream(scheduler or self.scheduler_for([request]), request, progress=progress)
 
@@ -685,7 +690,7 @@ class Engine:
 
         The streams share forward passes: reading one stream advances all.
         """
-        for request in requests:  # a request may have been made before the weights were loaded
+        for request in requests:  # requests made before the weights were loaded lack the time of loading
             request.metrics.phases = {**self.phases, **request.metrics.phases}
         if scheduler is None and self.model and requests:
             scheduler = self.scheduler_for(requests)
@@ -820,6 +825,9 @@ class Engine:
 
         The scheduler has a prefix cache if `keeps` is true or keys and values are kept on disk, but never if the
         requests' option `kv` is false.
+
+        Raises:
+            OptionError: the requests differ in their option `kv`, or ask for a drafter that was not loaded.
         """
         kv = {request.options.kv for request in requests}
         if len(kv) != 1:
@@ -857,8 +865,8 @@ class Engine:
         Args:
             messages: the conversation, a list of messages such as `{"role": "user", "content": "Hello"}`. A control
                 token in a message's content is encoded as plain text.
-            history: token ids of earlier conversations. If the rendered text starts with the text of one of these
-                conversations, its ids are reused.
+            history: token ids of earlier conversations. If the rendered text starts with the text of an earlier
+                conversation, the ids of the earlier conversation are reused.
 
         Raises:
             OptionError: `messages` is not a list of messages.
@@ -893,7 +901,7 @@ def _identified(path: Path, about: Mapping[str, str], files: str, kept: Path) ->
         path: the model's file or folder.
         about: the digests of config, conversion and layers, and the properties of the backend.
         files: the `signature` of the files when they were loaded.
-        kept: a folder for the digest of the model's files, because computing it reads all files.
+        kept: a folder that keeps the digest of the model's files, because computing the digest reads all files.
     """
     return {**about, "model": kept_digest(path, kept, files), "source": source_digest()}
 
@@ -1269,7 +1277,7 @@ def check_draft(draft: str | Path | None, speculate: str, *, is_shared: bool) ->
 
 
 def check_experts_memory(nbytes: int | None, *, is_shared: bool) -> None:
-    """Raise OptionError unless `nbytes` is None, or a whole number above 0 and one process runs the model alone."""
+    """If `nbytes` is not None, raise OptionError unless it is a whole number above 0 and `is_shared` is false."""
     if nbytes is not None and not (is_whole(nbytes) and nbytes > 0):
         message = f"experts_memory must be a number of bytes above 0, not {shown(nbytes)}"
         raise OptionError(message, option="experts_memory", expected="at least 1", found=nbytes)
@@ -1387,7 +1395,7 @@ class CheckedCheckpoint:
         are_left = need.check(where, available, allowed=allowed)
         can_bound = self.made.holds_some_experts and outline.sizes.has_only_mapped_experts
         if are_left and self.experts_memory is None and self.shard is None and can_bound:
-            with contextlib.suppress(OptionError):  # too few bytes for one token's experts: leave all mapped
+            with contextlib.suppress(OptionError):  # if one token's experts do not fit, leave all experts mapped
                 self._bound_experts(need.for_experts(available - spare))
 
     def _bound_experts(self, most: int) -> None:
@@ -1425,6 +1433,7 @@ class CheckedCheckpoint:
 
         Raises:
             NotEnoughMemoryError, EngineError: as `build`.
+            ValueError: one process runs the model alone.
         """
         if self.shard is None:
             raise ValueError("follow: expected a model that several ranks share, found a model of this process alone")

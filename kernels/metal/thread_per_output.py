@@ -20,7 +20,7 @@ THREADS = 64
 
 
 def grid(n_rows: int, vectors: int) -> tuple[Size, Size]:
-    """Return the grid and the threadgroup: thread (n, v) computes output n < N of vector v."""
+    """Return the grid and the threadgroup: thread (n, v) computes output n of vector v, if n < `n_rows`."""
     return (-(-n_rows // THREADS) * THREADS, vectors, 1), (THREADS, 1, 1)
 
 

@@ -1,6 +1,7 @@
-"""Plots of `bench`: the passes, the ladder (rates by rung) and the roofline of a sweep, and several clients at once.
+"""Plots of `bench`.
 
-A rung is a backend with its settings (`ladder.py`).
+A sweep has three plots: the time of each pass, the ladder (tokens per second of each rung) and the roofline. A rung is
+a backend with its settings (`ladder.py`). A benchmark of several clients at once has one plot.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def ladder(rows: Sequence[Row]) -> Figure | None:
         rates = [row["median_ts"] for row in cells.values()] or [1.0]
         left = min(rates) / 2
         axes.set(title=f"{phase}, {test}", xlabel="tokens per second (log scale)", xscale="log")
-        # Room for the numbers after the bars, on a log scale.
+        # Leave room for the numbers after the bars. The axis is logarithmic.
         axes.set_xlim(left, max(rates) * (max(rates) / left) ** 0.25)
         _plain_numbers(axes.xaxis)
         _bars(axes, lines, cells, left)
@@ -141,9 +142,10 @@ def _bars(axes: Any, lines: Sequence[tuple[str, str]], cells: dict[tuple[str, st
 def _error_bar(
     axes: Any, at: tuple[float, float], samples: Sequence[float] | None, *, is_x: bool = False, color: str = DARK
 ) -> float:
-    """Draw an error bar from the smallest to the largest sample; return the largest sample minus the point.
+    """Draw an error bar at the point `at`; return the length of the part above the point.
 
-    With fewer than two samples, draw nothing and return 0. Samples are x coordinates if `is_x`, else y coordinates.
+    The bar reaches from the smallest to the largest sample. With fewer than two samples, draw nothing and return 0.
+    Samples are x coordinates if `is_x`, else y coordinates.
     """
     if not samples or len(samples) == 1:
         return 0.0
@@ -155,7 +157,7 @@ def _error_bar(
 
 
 def _plain_numbers(axis: Any) -> None:
-    """Label ticks with plain numbers (400); label minor ticks only if there are few powers of ten."""
+    """Label ticks with numbers without exponents; label minor ticks only if the axis has few powers of ten."""
     axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
 
@@ -229,7 +231,7 @@ LATENCIES = (
 def clients(rows: Sequence[Row]) -> Figure | None:
     """Plot two panels over the number of clients: throughput with the limits of memory and arithmetic, and latencies.
 
-    A point is the median over the rounds; its error bar reaches from the smallest to the largest of their values.
+    A point is the median over the rounds; its error bar reaches from the smallest to the largest value of a round.
     """
     rows = [row for row in rows if row.get("total_ts")]
     if not rows:

@@ -1,6 +1,6 @@
 """Parse the text of an answer, while it is generated, into events: reasoning, text, tool calls.
 
-`AnswerReader` interprets a response template, which describes a model's syntax of reasoning and calls (`formats.py`).
+`AnswerReader` interprets a response template (`formats.py`), which describes how a model writes reasoning and calls.
 The parser consists of generators that yield when they need more text, so the events do not depend on how the text is
 cut into pieces.
 
@@ -77,7 +77,10 @@ class AnswerReader:
         return self._resumed()
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
-        """End the answer (`is_cut`: by the token limit or the timeout); return the events of the text held back."""
+        """End the answer, and return the events of the text that was held back.
+
+        `is_cut`: whether the token limit or the timeout ended the answer.
+        """
         found = [] if self._reading else self.add("")
         self._cursor.is_end, self._cursor.is_cut = True, is_cut
         return found + self._resumed()
@@ -136,7 +139,7 @@ class AnswerReader:
             self._begin_part(is_reasoning=region is not None and region.is_reasoning)
 
     def _first(self, regions: Sequence[Region]) -> Generator[None, None, Region | None]:
-        """Parse the opening marker of the reasoning at the start of an answer, if there is one."""
+        """Parse an opening marker of reasoning at the start of an answer. Return its region; None without a marker."""
         spaces = yield from self._cursor.spaces()
         for region in regions:
             match = yield from self._cursor.here(region.open)
@@ -148,7 +151,7 @@ class AnswerReader:
         return None
 
     def _call(self, match: re.Match[str]) -> Generator[None, None, bool]:
-        """Parse the calls after an opening delimiter; emit the delimiter as text and return False if there are none."""
+        """Parse the calls after an opening delimiter. Without calls, emit the delimiter as text and return False."""
         groups = {key: value.replace(MARK, "") for key, value in match.groupdict().items() if value}
         name = next((value for key, value in groups.items() if key.startswith(("name", "known"))), None)
         is_call = "known" not in groups or (groups["known"] in self._calls.tools and not self._is_reasoning)
@@ -173,7 +176,7 @@ class AnswerReader:
         return False
 
     def _until(self, delimiters: Sequence[Delimiter | None]) -> Generator[None, None, re.Match[str] | None]:
-        """Emit the text before the first of several delimiters, and return its match; None at the end of the answer."""
+        """Emit the text before the next delimiter; return the delimiter's match, or None at the end of the answer."""
         match = yield from self._cursor.find([each for each in delimiters if each], self._emit_text)
         if match is None and not self._is_reasoning and not self._trims and self._space:
             self._events.append(TextDelta(self._space))
@@ -199,7 +202,7 @@ class AnswerReader:
 
 
 def _joined(events: Sequence[Event]) -> list[Event]:
-    """Join adjacent deltas of the same part, and return the events."""
+    """Return the events, with adjacent deltas of the same type and call joined."""
     found: list[Event] = []
     for _, group in groupby(events, key=lambda event: (type(event), getattr(event, "call", None))):
         some: list[Any] = list(group)
@@ -220,7 +223,7 @@ def message_of(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def delta_of(events: Sequence[Event]) -> dict[str, Any]:
-    """Return the delta of a message in OpenAI's API: more reasoning, more content, and new or continued calls."""
+    """Return events as the delta of a message in OpenAI's API: added reasoning and content, new or longer calls."""
     texts: dict[str, str] = {}
     calls: dict[int, dict[str, Any]] = {}
     for event in events:

@@ -4,10 +4,11 @@ A `Grammars` belongs to a tokenizer, and makes a `Matcher` for a constraint. Eac
 returns the mask of the next token and is advanced by each chosen token. A mask depends only on the vocabulary, the
 constraint and the tokens so far.
 
-If a constraint allows only one continuation, llguidance could append its tokens (*forced* tokens) without running the
-model. This is turned off: the model chooses every token, so no text has to be encoded, and every token has a
-log-probability. llguidance marks the end of a text with an extra token, whose id follows the last id of the vocabulary.
-If this token may come next, the mask allows all end tokens of the model.
+If a constraint allows only one continuation, llguidance could encode this text and append its tokens (*forced* tokens)
+without running the model. This is turned off: the model chooses every token, so every token has a log-probability.
+
+llguidance marks the end of a text with an extra token, whose id follows the last id of the vocabulary. If this token
+may come next, the mask allows all end tokens of the model.
 """
 
 from __future__ import annotations
@@ -103,9 +104,9 @@ class Grammars:
         return LLTokenizer(vocabulary)
 
     def crossing(self, rest: bytes) -> NDArray[np.int64]:
-        """Return the ids of tokens that begin with `rest`, and have more than white space after it.
+        """Return the ids of tokens that begin with `rest`, the end of a marker, and have text after it.
 
-        `rest` is the end of a marker.
+        White space alone is no text.
         """
         if rest not in self._crossing:
             found = [i for i, piece in enumerate(self.pieces) if piece.startswith(rest) and piece[len(rest) :].strip()]
@@ -170,7 +171,7 @@ class Matcher:
         """
         grammars, reasoning = self._grammars, self._reasoning
         if self.is_complete:
-            return np.ones(grammars.n_logits, dtype=np.bool_)  # not used: the answer ends
+            return np.ones(grammars.n_logits, dtype=np.bool_)  # callers ignore this mask, because the answer ends
         if reasoning is not None and self._part == "reasoning":
             return self._free_mask(reasoning.closing)
         if reasoning is not None and self._part == "opening" and self._at:
@@ -233,9 +234,9 @@ class Matcher:
         self._found, self.is_complete = None, False
 
     def _words(self) -> NDArray[np.uint8]:
-        """Return an array with 1 for each token that may continue the text, and 0 for the others.
+        """Return an array that has 1 for each token that may continue the text, and 0 for other tokens.
 
-        An extra last item is 1 if the text may end here.
+        The array has one more item at its end, which is 1 if the text may end here.
         """
         if self._found is None:
             with self._grammars.computing:
@@ -281,8 +282,8 @@ class Matcher:
     def _is_next(self, token: int) -> bool:
         """Return whether the text may continue with a token id; for `Grammars.end`, whether the text may end here.
 
-        This is an item of the array that `_words` returns. If the array is not computed yet, compute only this item,
-        which is faster.
+        The result is an item of the array that `_words` returns. If this array has not been computed, compute only the
+        item, which is faster.
         """
         if self._found is None:
             with self._grammars.computing:

@@ -1,11 +1,11 @@
 """Llama 4, the text model, such as Llama-4-Scout.
 
 Reference: Hugging Face transformers, models/llama4. Differences from Llama:
-- every layer, or every second layer, has a mixture of experts. A token uses one expert, whose input is multiplied by
-  the sigmoid of its router logit. The output of a shared expert is added without a gate;
+- every layer, or every second layer, has a mixture of experts. A token uses one expert. The expert's input is
+  multiplied by the sigmoid of the expert's router logit. The output of a shared expert is added without a gate;
 - every fourth layer has no rotary embedding, and may scale its queries by a factor that grows with the position;
 - in the other layers, the context is divided into chunks (of 8,192 tokens by default). A token attends only to tokens
-  of its own chunk. Query and key heads may be normed without weights.
+  of its own chunk. In these layers, query and key heads may have a norm without weights.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ ARCHITECTURES = ("llama4_text", "llama4")
 GGUF_ARCHITECTURE = "llama4"
 # The default number of tokens per chunk. GGUF has no key for this number.
 CHUNK = 8192
-# Keys next to `text_config` in config.json that do not change the text model; `plan` checks `tie_word_embeddings`.
+# Keys next to `text_config` in config.json that are ignored; `plan` checks `tie_word_embeddings`.
 AROUND_TEXT = {*ministral3.AROUND_TEXT, "boi_token_index", "eoi_token_index", "tie_word_embeddings"}
-# The number of experts of Llama 4 Maverick, whose heads are not normed. GGUF has no key for `use_qk_norm`.
+# The number of experts of Llama 4 Maverick, whose heads are not normed. GGUF has no key for `use_qk_norm`, so in a GGUF
+# file, heads are normed unless the model has this number of experts.
 OF_MAVERICK = 128
 
 
 class Chunk(OfFolders):
-    """The number of tokens per chunk, at most the context length."""
+    """The setting of the number of tokens per chunk: at most the context length."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         return int(min(super().read(s, naming, known), known.context_length))
@@ -50,17 +51,17 @@ def chunked_if_rotated(s: Settings, key: str, config: Any) -> None:
 
 
 def one_expert(n_used: int, known: Any) -> str | None:
-    """Check that a token uses one expert."""
+    """Return None if a token uses one expert, otherwise the expected number as text."""
     return None if n_used == 1 else "1"
 
 
 def with_these_experts(s: Settings, key: str, config: Any) -> None:
-    """Check that the list of layers with experts, if present, has every n-th layer, with n = `config.every`."""
+    """Check that the list of layers with experts, if present, names every n-th layer, with n = `config.every`."""
     s.expect(key, [i for i, kind in enumerate(config.ffn_kinds) if kind == "sparse"], None)
 
 
 def flag_or_number(s: Settings, key: str, default: Any) -> bool:
-    """Return a flag. In some published files it is a number, and any number above 0 means true."""
+    """Return a flag. Some published files have a number instead; numbers above 0 mean true."""
     try:
         return s.flag(key, default)
     except UnsupportedConfigError:
@@ -116,8 +117,8 @@ class Model(standard.Model):
         if rope is None and config.grows:
             growth = Growth(config.growth, config.growth_step, 1)
             return replace(made, rope=replace(Rope.none(config.head_dim), growth=growth))
-        # Heads are normed before the rotary embedding, in transformers after it. The result is the same, because a norm
-        # without weights commutes with a rotation.
+        # Here, heads are normed before the rotary embedding; transformers norms them after it. The result is the same,
+        # because a norm without weights commutes with a rotation.
         if rope is not None and config.use_qk_norm:
             return replace(made, norms=(t.p.plain_norm("head_norm", config.head_dim, config.norm_eps),) * 2)
         return made

@@ -25,18 +25,19 @@ class TensorLayout:
         step: the distance between consecutive rows of the tensor in the larger tensor of `rows`.
         transposed: whether the matrix is stored transposed, as in transformers' Conv1D layers.
         plus, times: the stored value is `(value - plus) * times`.
-        row_times: pairs (number of rows, factor) for consecutive runs of rows; the factors are applied in addition to
-            `times`.
+        row_times: pairs (number of rows, factor) for consecutive runs of rows; the stored values of these rows are also
+            multiplied by the factor.
         heads: number of heads, if the rows of each head have another order in the file; None if the order is the same.
-            Without `rotated`, the rows of both halves of a head alternate in the file.
-        rotated: number of rotated rows of each head, which the file has before the unrotated rows. In the model, each
-            half of a head begins with half of the rotated rows, so that rotary pairs are (j, j + head_dim/2).
+            If `rotated` is None, rows of the first and the second half of a head alternate in the file.
+        rotated: number of rows of each head that rotary embedding rotates. The file has them before the head's other
+            rows. In the model, each half of a head begins with half of the rotated rows, so that rotary pairs are
+            (j, j + head_dim/2).
         interleaved: whether the two rows of a rotary pair have the indices (2j, 2j + 1) in the file; needs `rotated`.
         expert: (index, of) if the stored tensor has a leading axis of `of` experts, and the model's tensor is the
             expert with this index.
         is_log: whether the file stores log(-x) for the model's negative values x.
-        order: for each row of the model's tensor, the index of the stored row. `take` then needs only the number of
-            stored rows, `of`, from `rows`.
+        order: for each row of the model's tensor, the index of the stored row. `take` then uses only the item `of` of
+            `rows`, and ignores `step`.
         columns: (order, width) if the file has the columns in another order: group i of `width` columns in the model is
             group `order[i]` in the file.
         flipped: whether the model's matrix is the transpose of the matrix that the other fields describe. Unlike with
@@ -78,7 +79,7 @@ class TensorLayout:
         return (np.concatenate(of_rows) * self.times).astype(np.float32)
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the stored tensor for a shape of the model's tensor."""
+        """Return the shape of the stored tensor; `shape` is the shape of the model's tensor."""
         if self.outer is not None:
             return self.outer
         shape = shape[::-1] if self.flipped else shape
@@ -94,7 +95,8 @@ class TensorLayout:
                 spans two groups of `columns`.
         """
         if self.flipped:
-            # A block has consecutive weights of a row, so a transposed matrix cannot have the same blocks.
+            # A block has consecutive weights of a row. Transposing puts them into different rows, so types with blocks
+            # are expanded to float32.
             rows = replace(self, flipped=False).take(weight, shape[::-1])
             type_ = rows.type if rows.type.block_size == 1 else F32
             elements = rows.as_type(type_).data.view(f"u{type_.block_bytes}").reshape(shape[::-1])
@@ -140,9 +142,10 @@ class TensorLayout:
         return Weight.pack(weight.name, values, F32)
 
     def put(self, parts: Sequence[Weight], orders: Sequence[tuple[int, ...] | None] = ()) -> Weight:
-        """Join parts, each as `in_file_order` returns it, to the stored tensor: the inverse of `take`.
+        """Join tensors of the model, `parts`, to the stored tensor: the inverse of `take`.
 
-        `orders` has the field `order` of each part's layout; by default, `self.order` is used.
+        Pass each part through `in_file_order` first. `orders` has the field `order` of each part's layout; by default,
+        `self.order` is used.
         Raise ValueError if the parts have different types.
         """
         if len({part.type for part in parts}) > 1:
@@ -170,7 +173,7 @@ class TensorLayout:
         return Weight(self.name, shape, type_, data)
 
     def in_file_order(self, part: Weight) -> Weight:
-        """Return a tensor of the model in the file's order of rows and columns: undo `heads`, `columns` and `flipped`.
+        """Return a tensor of the model in the file's order, as `heads`, `columns` and `flipped` describe the order.
 
         Raises:
             UnsupportedTypeError: a block of the type spans two groups of columns.
@@ -190,7 +193,7 @@ class TensorLayout:
         return part if data is part.data else Weight(part.name, part.shape, part.type, data)
 
     def _order(self, head_dim: int) -> NDArray[np.intp]:
-        """For each row of a head in the model, return the index of its row in the stored head."""
+        """Return the index in the stored head of each row of a head in the model."""
         rows = np.arange(head_dim)
         if self.rotated is None:
             return rows.reshape(-1, 2).T.reshape(-1)

@@ -1,7 +1,7 @@
 """Memory access in compiled code: arrays at addresses, atomic words, and calls of functions at addresses.
 
-A task, a function that processes a chunk of a job (`jobs.py`), gets its arrays as addresses, because worker threads run
-compiled code without Python objects.
+A task is a function that processes a chunk of a job (`jobs.py`). It gets its arrays as addresses, because worker
+threads run compiled code without Python objects.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 
 from .jit import jit
 
-# The nominal length of an array at an address; bounds are not checked.
+# The nominal length of every array at an address, whose real length is unknown here; bounds are not checked.
 _LENGTH = 1 << 48
 _WORD = ir.IntType(64)
 
@@ -40,16 +40,17 @@ def _array_of(kind: Any) -> Any:
     return array_at
 
 
-# Each function returns the array at an address; its elements have the type in `_KINDS`.
+# Each of the functions `floats` to `ints` returns the array at an address, with elements of one type in `_KINDS`.
 _KINDS = (types.float32, types.float64, types.uint8, types.int64, types.int16, types.int32)
 floats, doubles, raw, words, shorts, ints = map(_array_of, _KINDS)
 
 
 @intrinsic
 def hidden(typing: Any, value: Any) -> Any:
-    """Return the same number, and hide its origin from LLVM's optimiser.
+    """Return `value`, an int64, and hide its origin from LLVM's optimiser.
 
-    LLVM assumes nothing about the memory at a hidden address, and does not unroll a loop with a hidden count.
+    If the value is an address, LLVM assumes nothing about the memory there. If it is the number of iterations of a
+    loop, LLVM does not unroll the loop.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -84,7 +85,7 @@ def _at(context: Any, builder: Any, signature: Any, words: Any, index: Any) -> A
 
 @intrinsic
 def read(typing: Any, words: Any, index: Any) -> Any:
-    """Load an int64 atomically. If it was stored by `write`, the earlier writes of the storing thread are visible."""
+    """Load `words[index]` atomically. If `write` stored it, all earlier writes of the storing thread are visible."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_at(context, builder, signature, *args), "seq_cst", 8)
@@ -94,7 +95,7 @@ def read(typing: Any, words: Any, index: Any) -> Any:
 
 @intrinsic
 def write(typing: Any, words: Any, index: Any, value: Any) -> Any:
-    """Store an int64 atomically, for threads that load it by `read`."""
+    """Store `value` in `words[index]` atomically, for threads that load it with `read`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[2], _at(context, builder, signature, *args[:2]), "seq_cst", 8)
@@ -105,7 +106,7 @@ def write(typing: Any, words: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def fetch_add(typing: Any, words: Any, index: Any, value: Any) -> Any:
-    """Add to an int64 atomically; return its previous value."""
+    """Add `value` to `words[index]` atomically, and return the previous value."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", _at(context, builder, signature, *args[:2]), args[2], "seq_cst")
@@ -115,7 +116,10 @@ def fetch_add(typing: Any, words: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def call(typing: Any, task: Any, words: Any, first: Any, chunk: Any, scratch: Any) -> Any:
-    """Run the task at address `task` on one chunk of the job whose words begin at `words[first]`."""
+    """Run the task at address `task` on one chunk of the job whose words begin at `words[first]`.
+
+    `chunk` is the number of the chunk, and `scratch` the address of the thread's scratch memory.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         task, words, first, chunk, scratch = args
@@ -129,7 +133,7 @@ def call(typing: Any, task: Any, words: Any, first: Any, chunk: Any, scratch: An
 
 @intrinsic
 def invoke(typing: Any, entry: Any, arguments: Any) -> Any:
-    """Call the function at an address with a tuple of int64s and float64s. The function is never inlined."""
+    """Call the function at address `entry` with `arguments`, a tuple of int64s and float64s. It is never inlined."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values = [builder.extract_value(args[1], i) for i in range(len(signature.args[1]))]

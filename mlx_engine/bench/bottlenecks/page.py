@@ -50,7 +50,7 @@ def _parts(report: Report, changes: str | None) -> Iterator[str | None]:
 
 
 def origin(report: Report) -> str:
-    """Return time, commit, machine, model and settings."""
+    """Return a list of the time, the commit, the machine, the model and the settings."""
     machine, be, at = report["machine"], report["backend"], report["settings"]
     memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
     threads = f", {be['threads']} thread{'s' if be['threads'] > 1 else ''}" if be["threads"] else ""
@@ -76,7 +76,7 @@ def origin(report: Report) -> str:
 
 
 def finding(report: Report) -> Iterator[str]:
-    """Yield a summary sentence for each kind of pass."""
+    """Yield a summary for each kind of pass, decode and prefill."""
     for name, phase in report["phases"].items():
         whole, first = phase["plain_ms"]["median"], [row for row in phase["ranking"][:3] if row["share"] > 0]
         tokens = report["settings"]["n_prompt"] if name == "prefill" else 1
@@ -117,7 +117,7 @@ def total(values: Iterable[float | None]) -> float | None:
 
 
 def sentences(phase: Report) -> str:
-    """Return the advice for each line of the ranking."""
+    """Return a numbered list of the advice for each line that `ranking` shows."""
     return "\n".join(f"{i}. {row['role']}: {row['says']}" for i, row in enumerate(split(phase["ranking"])[0], start=1))
 
 
@@ -131,7 +131,7 @@ TITLES = {
 
 
 def model_table(report: Report) -> str:
-    """Return the table of the model. MB per token are all bytes that a decode step reads and writes."""
+    """Return the table of the model. "MB per token" counts all bytes that a decode step reads and writes."""
     model, step = report["model"], report["phases"].get("decode")
     bits: dict[str, list[str]] = {}
     for role, of in model["bits"].items():
@@ -166,7 +166,7 @@ def timing(report: Report) -> str:
 
 
 def breakdown(phase: Report) -> str:
-    """Return the table of the parts of a pass and the time outside of operations, and the text below the table."""
+    """Return a table of the parts of a pass and of the time outside of operations, with a text below the table."""
     whole = phase["plain_ms"]["median"]
     parts = [(name, value) for name, value in phase["parts"].items() if value > 0]
     rows = [["part", "ms", "share"], *([name, ms(value), f"{value / whole:.1%}"] for name, value in parts)]
@@ -206,7 +206,7 @@ def operations(phase: Report, limits_known: bool) -> str:
 
 
 def layers(phase: Report) -> str | None:
-    """Return the table of the fastest, median, slowest and first layer."""
+    """Return the table of the fastest, median, slowest and first layer; None if no layer was timed."""
     known = phase["layers"]
     if not known:
         return None
@@ -250,12 +250,12 @@ def ms(value: float | None) -> str:
 
 
 def is_longer_apart(phase: Report) -> bool:
-    """Return whether the operations together take longer than the plain pass, by more than the share `SMALL`."""
+    """Return whether the sum of the operations exceeds the plain pass by more than `SMALL` of the pass."""
     return bool(phase["between_ms"] < -SMALL * phase["plain_ms"]["median"])
 
 
 def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
-    """Return the rows that are shown one by one, and the rows that are combined into one line (none, or several)."""
+    """Return the rows that get a line each, and the rows that share one line (none, or at least two)."""
     small = [row for row in rows if row["share"] < SMALL and row["role"] != BETWEEN]
     return ([row for row in rows if row not in small], small) if len(small) > 1 else (rows, [])
 

@@ -26,7 +26,7 @@ IDLE_IF_GREEDY = tuple(f.name for f, about in declared(Sampling) if about.needs_
 
 GENERATION_CONFIG = "generation_config.json"
 
-# Maps each key of a GGUF file to the name of an option. In generation_config.json, the keys are the names.
+# Maps each key of a GGUF file to the name of an option. In generation_config.json, the keys are the names of options.
 GGUF_KEYS = {f"general.sampling.{about.gguf}": f.name for f, about in declared() if about.gguf is not None}
 HF_KEYS = {name: name for name in GGUF_KEYS.values()}
 # Maps each setting that changes the choice of tokens but is not implemented to the values that switch it off.
@@ -47,7 +47,7 @@ UNUSED: dict[str, tuple[object, ...]] = {
 
 
 class Chosen(NamedTuple):
-    """The sampling of a run, with lines about what the model's files suggest and about options without an effect."""
+    """The sampling options of a run, with notes and warnings for the user."""
 
     sampling: Sampling
     notes: list[str]
@@ -101,7 +101,7 @@ def offered(invocation: typer.Context, opened: CheckedCheckpoint) -> list[str]:
 
 
 def without_effect(given: Sampling, used: Sampling) -> list[str]:
-    """Return a warning if options of the command line have no effect, because decoding is greedy."""
+    """If decoding is greedy, return a warning about options of the command line that have no effect then."""
     flags = flags_given(given)
     idle = [flags[name] for name in IDLE_IF_GREEDY if name in flags]
     if not idle or used.temperature >= COLDEST:
@@ -124,7 +124,7 @@ def checked(path: Path, metadata: Mapping[str, object] | None = None) -> Suggest
 
 
 def described(sampling: Sampling) -> str:
-    """Return the sampling options that are not at their defaults as text, after "greedy" if the temperature is 0."""
+    """Return the sampling options that differ from their defaults, as text. At temperature 0, begin with "greedy"."""
     changed = {f.name: getattr(sampling, f.name) for f in fields(sampling)}
     changed = {f.name: changed[f.name] for f in fields(sampling) if changed[f.name] != f.default}
     is_greedy = "temperature" not in changed
@@ -145,10 +145,11 @@ def _is_given(invocation: typer.Context, name: str) -> bool:
 
 
 def suggested_sampling(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
-    """Return the sampling options that a folder or a GGUF file suggests. Read the file if `metadata` is None.
+    """Return the sampling options that a folder or a GGUF file suggests.
 
-    If `do_sample` is false, or if neither `do_sample` nor a temperature is set, suggest greedy decoding; a folder can
-    then also suggest the repetition penalty, but no other option.
+    `metadata` is the metadata of the GGUF file; None reads the file. If `do_sample` is false, or if neither `do_sample`
+    nor a temperature is set, suggest greedy decoding. Of a folder's other options, only the repetition penalty is then
+    used.
 
     Raises:
         SourceError: a file cannot be read.
@@ -183,7 +184,7 @@ def _suggested(where: str, settings: Mapping[str, Any], keys: Mapping[str, str])
 
 
 def _number(where: str, key: str, value: object) -> float:
-    # An int may be too large for a float.
+    # The comparison also refuses NaN, and ints that are too large for a float.
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         hint = "correct the file, or use --no-suggested"
         raise FormatError(where=where, expected=f"a number as {key}", found=repr(value)[:80], hint=hint)
