@@ -2,7 +2,7 @@
 
 The tests run some cases of each kernel; the command `kernels check` runs all cases, on any executor. The sizes include
 the edge cases: one row, odd numbers of rows, one block, rows that end inside the 128 columns that a SIMD-group reads at
-once, one to many vectors, all types of x, and widths that are summed in one, two and four segments of columns
+once, one to many vectors x, of all types, and widths that are summed in one, two and four segments of columns
 (`products.h.metal`).
 """
 
@@ -114,7 +114,7 @@ def _bytes(values: NDArray[np.float32], scale: str) -> NDArray[np.uint8]:
 
 Arguments: TypeAlias = tuple[Any, ...]
 
-# (N, K, V, type of x): rows and columns of the matrix, number of vectors.
+# (N, K, V, type of x): rows and columns of the matrix, number and type of the vectors x.
 SHAPES = [
     (1, 32, 1, "float32"), (1, 32, 8, "float16"), (2, 64, 1, "float16"), (3, 96, 2, "float32"),
     (4, 32, 3, "float16"), (5, 160, 4, "float32"), (7, 32, 5, "float32"), (8, 256, 1, "float16"),
@@ -124,7 +124,7 @@ SHAPES = [
     (100, 3072, 1, "float32"), (127, 1024, 1, "float16"), (129, 512, 2, "float32"), (255, 288, 1, "float16"),
     (513, 64, 1, "float32"), (1023, 32, 5, "float16"), (3, 5120, 1, "float32"), (1, 4128, 6, "float16"),
 ]  # fmt: skip
-# As SHAPES, but with more than eight vectors, the most that a SIMD-group multiplies (`MOST_VECTORS` in rows.py).
+# As SHAPES, but with more than eight vectors: a SIMD-group multiplies at most eight (`MOST_VECTORS` in rows.py).
 MORE = [
     (5, 96, 9, "float32"), (18, 544, 16, "float32"), (33, 2080, 17, "float32"), (7, 4128, 24, "float32"),
     (130, 64, 33, "float32"), (1, 32, 12, "float32"),
@@ -176,7 +176,8 @@ PAGED = [
     (2, 1, 104, 64, 500, [40]), (4, 4, 112, 16, 0, [550]), (12, 1, 16, 16, 0, [260, 256]), (1, 1, 64, 16, 256, [530]),
     (7, 1, 88, 16, 7, [30]), (2, 2, 248, 64, 0, [50, 1]),
 ]  # fmt: skip
-# As PAGED, for float16. `load_head` reads heads of 24 elements one element at a time, and wider heads four at a time.
+# As PAGED, but keys and values are float16. `load_head` reads the heads of 24 elements one element at a time, and the
+# wider heads here four at a time.
 HALVES = [
     (4, 2, 64, 16, 0, [33]), (6, 2, 24, 5, 0, [31, 32, 1]), (8, 1, 128, 64, 0, [300, 40]), (4, 1, 128, 16, 64, [290]),
     (2, 2, 256, 256, 0, [70]), (4, 2, 32, 16, 0, [3, 2, 1]),
@@ -185,7 +186,7 @@ HALVES = [
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel with its reference and its random inputs, which each method generates anew, with the same values.
+    """A kernel, its reference and its random inputs. Each method generates the inputs again, with the same values.
 
     Attributes:
         label: description of the case, unique within the kernel.
@@ -383,7 +384,7 @@ def _gated(activation: str, types: Sequence[str] = (Q8_0, Q8_0)) -> Callable[...
 
 
 def _ready(make: Callable[..., Arguments]) -> Callable[..., Arguments]:
-    """Return a function that returns the arguments of `make`, followed by random `factors` in place of a norm's."""
+    """Return a function that returns the result of `make`, followed by random `factors` (an output of `norm_rows`)."""
 
     def ready(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
         return *make(rng, N, K, V, dtype), mx.abs(numbers(rng, (V,), mean=1))
@@ -396,7 +397,7 @@ def _whole(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Argu
 
 
 def _floats(N: int, K: int, V: int, _: str) -> Case:
-    # Some K are not multiples of 16, the number of columns that a lane loads at a time.
+    # A lane loads 16 columns at a time, so some K are not multiples of 16.
     K -= (0, 1, 7, 12, 24)[N % 5]
 
     def make(rng: np.random.Generator) -> Arguments:

@@ -88,7 +88,7 @@ def create_backend(
     name: str = "auto", *, threads: int | None = None, jit: bool = True, activations: str = EXACT,
     kv_type: str | None = None, needs: frozenset[str] = frozenset(),
 ) -> Backend:  # fmt: skip
-    """Create backend `name`. `Settings` describes the options, and `kv_type_of` the type of keys and values.
+    """Create backend `name`. `Settings` describes the options, except `kv_type`, which `kv_type_of` describes.
 
     Raises:
         BackendUnavailableError: no backend has this name, or this machine cannot run it; the message says why.
@@ -136,6 +136,7 @@ def refused(name: str, activations: str, *, jit: bool = True) -> str | None:
 
     Raises:
         OptionError: no backend has this type.
+        BackendUnavailableError: there is no backend of this name.
     """
     if activations not in ACTIVATIONS:
         message = f"activations must be {listed(ACTIVATIONS)}, not {shown(activations)}"
@@ -189,7 +190,8 @@ def _parallel(settings: Settings) -> Backend:
 def _compiled(name: str, threads: int, settings: Settings) -> Backend | None:
     """Return a backend with compiled kernels; None if `jit` is off, or if the kernels cannot be loaded or compiled.
 
-    In place of None, raise OptionError if NumPy cannot compute with this type of activations.
+    Raises:
+        OptionError: there are no compiled kernels, and NumPy cannot compute with this type of activations.
     """
     from mlx_engine.backends.cpu.kernels import load_kernels
 

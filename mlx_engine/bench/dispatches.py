@@ -1,8 +1,8 @@
 """Count the GPU dispatches (kernel launches) of one decode step, for the command `backends -m MODEL`.
 
-Launches of this project's kernels are counted. The table `STOCK` has the number of dispatches of each MLX operation. In
-a small model, a dispatch waits for the previous one longer than it reads memory, so the number of dispatches determines
-the speed.
+Launches of this project's kernels are counted during a pass. For MLX's operations, the functions in the table `STOCK`
+return the numbers of dispatches. In a small model, a dispatch waits for the previous one longer than it reads memory,
+so the number of dispatches determines the speed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from mlx_engine.loop.forward import wanted_logits
 from mlx_engine.options import OFF
 from mlx_engine.weights.model import Model, open_model
 
-# From this number of keys on, MLX splits attention into two dispatches on large GPUs; smaller GPUs need more keys.
+# From this number of keys on, MLX splits attention into two dispatches on large GPUs. On smaller GPUs, the number is
+# larger.
 TWO_PASSES = 1024
 # The head dims that MLX's attention kernel for one query supports. Attention with another head dim takes UNFUSED
 # dispatches: scale, matmul, softmax, matmul.
@@ -67,14 +68,14 @@ def _launches(backend: Any, kernel: str) -> bool:
 
 
 def _product(backend: Any, weight: Any) -> int:
-    """Return MLX's dispatches of a matrix product; 0 if our kernel computes it."""
+    """Return the number of MLX's dispatches of a matrix product; 0 if our kernel computes it."""
     if not isinstance(weight, SplitMatrix):
         return 0 if _launches(backend, "dense") and weight.shape[1] >= NARROWEST else 1
     return 3 if "matvec" in weight.kernels.refused else 0  # MLX computes scales, biases and the product
 
 
 def _embed(backend: Any, table: Any, ids: Any) -> int:
-    """Return MLX's dispatches of a lookup; 0 if our kernel does it.
+    """Return the number of MLX's dispatches of a lookup; 0 if our kernel does it.
 
     A float table takes one gather. A `GroupMatrix` takes three gathers (quants, scales, biases) and a dequantisation.
     For a `SplitMatrix`, MLX gathers quants and scales, computes scales and biases, and dequantises.
@@ -127,7 +128,7 @@ def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
     """Count the dispatches of one token after `depth` tokens. Raise TypeError if the backend does not run on MLX."""
     if not isinstance(engine.backend, MlxBackend):
         raise TypeError(f"dispatches: expected a backend on MLX, found {engine.backend.name}")
-    counts: Counter[str] = Counter()  # of the whole step, then of its layers only
+    counts: Counter[str] = Counter()  # first of the whole step; in the end, without `around`
     around: Counter[str] = Counter()
     model = copy.copy(engine.model)
     model.run_on(_counting(engine.backend, counts, around))
@@ -156,10 +157,11 @@ def _choose(model: Model, batch: Batch) -> None:
 
 
 def decode_cost(model: str, backend: str, allow_settings: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the dispatches and bytes of one token of a model on an MLX backend, as JSON fields.
+    """Return, as JSON fields, the dispatches that a model on an MLX backend runs and the bytes that it reads per token.
 
     Raises:
         EngineError: the model cannot be loaded, or the backend is unavailable.
+        TypeError: the backend does not run on MLX.
     """
     engine = load(model, backend, allow_settings=allow_settings, speculate=OFF)
     checkpoint = open_model(engine.path, allow_settings)
@@ -180,9 +182,9 @@ def decode_cost(model: str, backend: str, allow_settings: Sequence[str] = ()) ->
 
 
 def _counting(backend: MlxBackend, stock: Counter[str], around: Counter[str]) -> MlxBackend:
-    """Return a copy of `backend` that counts the dispatches of MLX's operations in `stock`.
+    """Return a copy of `backend` that adds the dispatches of MLX's operations to `stock`.
 
-    The dispatches of the operations in AROUND, including those of our kernels, are also counted in `around`.
+    The dispatches of the operations in AROUND, including launches of our kernels, are also added to `around`.
     """
     kind = type(backend)
     methods = {name: _costing(name, getattr(kind, name), cost, stock) for name, cost in STOCK.items()}

@@ -1,11 +1,11 @@
-"""Compute the minimum work of a test from the sizes of a model: bytes read from memory, and arithmetic operations.
+"""Compute a benchmark's minimum work from the sizes of its model: bytes read from memory, and arithmetic operations.
 
 The benchmarks divide this work by the measured time, and compare the resulting rates with the machine's limits.
 
-A pass reads each matrix once, for any number of tokens, but only the experts that its tokens are expected to choose.
-Embedding lookups are neglected. A tied embedding table counts once, as the output head. The head, and in the last
-layer the operations after the queries, keys and values, run only for tokens whose logits are wanted. In a test, logits
-are wanted of the last token of a prompt and of every generated token.
+A pass reads each matrix once, for any number of tokens. Of the experts, it reads the expected number that its tokens
+choose. Embedding lookups are neglected. A tied embedding table counts once, as the output head. Only for tokens whose
+logits are wanted, a pass runs the head, and the last layer's operations after the queries, keys and values. These
+tokens are the last token of a prompt and every generated token.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Sizes:
     Attributes:
         layers: number of weights, in all layers, that each token is multiplied with; only chosen experts count.
         head: number of weights of the head.
-        nbytes: bytes of layers and head without experts, as the backend holds them.
+        nbytes: bytes of the weights of layers and head in the backend's format, without experts.
         cached: bytes of keys and values per token, over all layers.
         scored: multiplications of attention per pair of query token and visible token, over all layers.
         local: the share of layers with a sliding window of `window` tokens.
@@ -75,7 +75,7 @@ class Sizes:
 def sizes(
     checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion: Conversion = STORED, kv_type: str = "f32"
 ) -> Sizes:
-    """Return the sizes of a checkpoint's model. `held` returns the backend's bytes per weight of a type.
+    """Return the sizes of a checkpoint's model. `held` maps a type to the backend's bytes per weight.
 
     Raises:
         ModelError: no model can be built from the checkpoint.
@@ -150,7 +150,7 @@ def pass_work(of: Sizes, parts: Iterable[tuple[int, int, int]], *, kv: bool = Tr
 
 
 def _mean(of: Sizes, everywhere: int, nearby: int) -> float:
-    """Return the average over layers: `nearby` for sliding-window layers, `everywhere` for the others."""
+    """Return the average over layers: `nearby` for sliding-window layers, `everywhere` for other layers."""
     return (1 - of.local) * everywhere + of.local * nearby
 
 

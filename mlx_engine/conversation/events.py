@@ -23,7 +23,7 @@ class TextDelta(NamedTuple):
 class CallBegin(NamedTuple):
     """A tool call begins.
 
-    `call` is the number of the call in the answer, from 0; `id` is unique over all answers; `name` is the tool's name.
+    `call` is the index of the call in the answer; `id` is unique over all answers; `name` is the tool's name.
     """
 
     call: int

@@ -1,9 +1,9 @@
 """Render a conversation with a chat template, in a form that the template supports, without losing any message part.
 
-`dialect_of` renders short test conversations once, to find the template's *dialect*: the forms of messages that it
-writes without loss. A conversation is rewritten to these forms and rendered. (Conversations that most templates support
-are first rendered as they are.) Then every text, tool name and argument is searched for in the prompt. If a part is
-missing, plainer forms are tried. If a part is missing in every form, an error names the part.
+`dialect_of` renders short test conversations once, to find the template's *dialect*: the forms of messages that the
+template writes without loss. A conversation that most templates support is first rendered unchanged, any other is first
+rewritten to these forms. Then every text, tool name and argument is searched for in the prompt. If a part is missing,
+other forms are tried, the plainest last. If a part is missing in every form, an error names the part.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def chat_ids(
     """Return the ids of a conversation, up to the model's answer. Arguments: see `tokenizer.chat.chat_ids`.
 
     Raises:
-        OptionError: the messages are not a list of messages, or the template does not read one of the variables.
+        OptionError: the messages are not a list of messages, or the template does not read one of `prompt.variables`.
         ChatTemplateError: there is no template, it exceeds its limits, or a part of the conversation is missing from
             the prompt in every form.
         TokenizerError: the vocabulary cannot encode the text.
@@ -141,10 +141,10 @@ def accepts(prompt: ChatPrompt, where: str) -> Check:
 def lost(prompt: ChatPrompt, text: str) -> str | None:
     """Return the first part of a conversation that is missing from its rendered text; None if all parts are there.
 
-    Parts are texts, names of tools, and the names and values of arguments. They may be unchanged or in JSON's or
-    Python's syntax. They must be in the order of their messages, except instructions (system and developer messages),
-    which templates may move. White space at the ends of a text is ignored. Reasoning is no part, because templates drop
-    earlier reasoning.
+    Parts are texts, names of tools, and the names and values of arguments. In the text, a part may be unchanged or in
+    JSON's or Python's syntax. The parts must be in the order of their messages, except instructions (system and
+    developer messages), which templates may move. White space at the ends of a text is ignored. Reasoning is not
+    searched for, because templates drop earlier reasoning.
     """
     for i, tool in enumerate(prompt.tools):
         name = tool.get("function", tool).get("name", "") if isinstance(tool.get("function", tool), Mapping) else ""
@@ -268,7 +268,7 @@ def _in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 ENDED = _said((ASSISTANT, ANSWERED), (USER, NEXT))
 Step: TypeAlias = "tuple[Callable[[Dialect], list[Dialect]], list[list[dict[str, Any]]]]"
 """A pair: a function, and the conversations that test its results. The function gets the dialect found so far, and
-returns candidates, the preferred one first: copies of this dialect with other values of some fields."""
+returns candidates, the preferred one first: copies of this dialect that differ in some fields."""
 
 
 def _one_of(name: str, *values: Any) -> Callable[[Dialect], list[Dialect]]:
@@ -386,6 +386,6 @@ class _Probe:
         return FAILED if is_moved or is_shown else ODD if is_odd or is_thoughtless else SOUND
 
 
-# ODD: nothing is lost, but arguments are not plain JSON, or the reasoning is missing. FAILED: the template refuses the
+# ODD: no part is lost, but arguments are not plain JSON, or the reasoning is missing. FAILED: the template refuses the
 # messages, loses or moves a part, or writes text parts in Python's syntax.
 SOUND, ODD, FAILED = range(3)

@@ -41,7 +41,7 @@ from mlx_engine.weights.outline import outlined
 
 
 class Shard(ABC):
-    """The way in which the ranks of a group share a model: a pipeline or tensor parallelism. `join` returns one.
+    """The way in which the ranks of a group share a model: a pipeline or tensor parallelism. `join` returns a `Shard`.
 
     Args:
         group: the ranks.
@@ -103,7 +103,8 @@ class Shard(ABC):
     def end(self, *, timeline: bool) -> bool:
         """On rank 0, end the other ranks after the last pass, and return True. With `timeline`, set `self.timeline`.
 
-        Return False, and send nothing, before `lead`, after an earlier call, or if a pass was interrupted.
+        Send nothing and return False on other ranks, if `lead` has not been called, if this method has been called
+        before, or if a pass was interrupted.
         """
         model, self._model = self._model, None
         if model is None or model.is_broken:
@@ -178,7 +179,7 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     if not launched():
         raise OptionError("--shard needs mlx.launch: mlx.launch -n 2 --backend ring -- ...", option="--shard")
     addresses = [of[0].rpartition(":") for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
-    importlib.import_module("mlx.core")  # slow: inside of `connected`, it would count towards the time limit
+    importlib.import_module("mlx.core")  # takes long; in `connected`, it would count towards the time limit
     heartbeat = Heartbeat(int(os.environ[RANK]), [host for host, _, _ in addresses])
     heartbeat.join(int(addresses[0][2]))  # the port at which rank 0 later listens for MLX's ring
     group = heartbeat.connected(Ring)

@@ -1,8 +1,8 @@
 """Nemotron-4 and Minitron, dense.
 
 Reference: Hugging Face transformers, models/nemotron. Differences from Llama: norms are layer norms with biases, and
-folders store their weights minus 1; RoPE rotates only a part of each head; the FFN has no gate, and its activation is
-the square of ReLU.
+folders store the norm weights minus 1; RoPE rotates only a part of each head; the FFN has no gate, and its activation
+is the square of ReLU.
 """
 
 from __future__ import annotations

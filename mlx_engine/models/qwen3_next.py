@@ -5,8 +5,8 @@ Reference: Hugging Face transformers, models/qwen3_next. The layers are those of
 
 - Folders store the four projections of a delta network as two matrices. Each matrix has the rows of key head 0 and of
   its value heads, then those of key head 1, and so on.
-- Older GGUF files also have both matrices (`ssm_in` and `ssm_ba`). Newer GGUF files have `attn_qkv` and `attn_gate` in
-  place of `ssm_in`.
+- Older GGUF files have the same two matrices (`ssm_in` and `ssm_ba`). In newer GGUF files, `attn_qkv` and `attn_gate`
+  replace `ssm_in`.
 - The value heads of a key head are adjacent in GGUF files, as in folders (`are_neighbors`).
 """
 
@@ -31,7 +31,7 @@ GGUF_ARCHITECTURE = "qwen3next"
 
 
 class RotaryBase(qwen3_5.RotaryBase):
-    """The base of the rotary frequencies. GGUF files have no `rope.dimension_sections`, unlike those of Qwen3.5."""
+    """The base of the rotary frequencies. Unlike GGUF files of Qwen3.5, these have no `rope.dimension_sections`."""
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
         return {"rope.freq_base": value}
@@ -39,7 +39,7 @@ class RotaryBase(qwen3_5.RotaryBase):
 
 @dataclass(frozen=True)
 class Config(qwen3_5.MoeConfig):
-    """The settings of Qwen3.5 with experts (`qwen3_5.MoeConfig`), from which the fields below differ."""
+    """The settings of Qwen3.5 with experts (`qwen3_5.MoeConfig`), except for the fields below."""
 
     are_neighbors: ClassVar[bool] = True
     is_delta: tuple[bool, ...] = layer_kinds(

@@ -4,8 +4,8 @@ The methods of `Models` run in the event loop, but model files are read in threa
 not loaded, the model is put into a queue. A task loads the models of the queue in order, each in its own engine thread.
 If the next model does not fit into the memory beside the loaded ones, unused models are unloaded, the least recently
 used first. If all loaded models are in use, the least recently used one is *held*: its new requests wait. The held
-model is unloaded when its running requests have ended, so no answer is interrupted, and is loaded again later for the
-requests that wait. If the memory is still in use after MOST_SECONDS, the requests for the next model are refused.
+model is unloaded when its running requests have ended, so no answer is interrupted. It is loaded again later for its
+waiting requests. If the memory is still in use after MOST_SECONDS, the requests for the next model are refused.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class ServedModel:
         is_held: whether new requests wait, because another model needs the memory.
         waiting: requests that wait until the model is loaded, or until it is no longer held.
         changed: an event that is set, and replaced by a new one, when the state changes.
-        about: the result of `describe`, or the reason why `describe` failed. None until the files are read; each load
-            sets None again.
+        about: the result of `describe`, or the reason why `describe` failed. None until the files are read, and again
+            after each load.
     """
 
     service: Service
@@ -174,9 +174,9 @@ class Models:
     Attributes:
         default: the model for requests that name none.
         metrics: the counts of errors and disconnected clients; with a single model, the metrics of this model.
-        on_started: called once when the server is ready. If the default model is loaded at the start, the server is
-            ready after the load, even if the load fails; otherwise, it is ready in `start`. If the load fails and
-            `is_alone`, the server ends without this call.
+        on_started: called once, when the server is ready. If the default model is not loaded at the start, the server
+            is ready in `start`; otherwise, after the load. If this load fails, the server is ready as well, unless
+            `is_alone`: then it ends without this call.
         is_closing: whether new requests are refused because the server stops.
     """
 
@@ -308,7 +308,7 @@ class Models:
 
     @property
     def readiness(self) -> str:
-        """Whether the server answers requests: "ok", "loading", "failed" (no model can be loaded), or see `health`."""
+        """Whether the server answers requests: "ok", "loading", "failed" (no model can be loaded), or `health`."""
         if self.is_alone or self.is_closing:
             return self.health
         if not self._has_started:
@@ -336,7 +336,8 @@ class Models:
     def find(self, name: str | None) -> ServedModel:
         """Return the model with this name.
 
-        Return the default model if the name is None, or is unknown and `Service.any_model` is set.
+        Return the default model if `is_alone`, if the name is None, or if the name is unknown and `Service.any_model`
+        is set.
 
         Raises:
             ApiError: there is no such model.
@@ -421,11 +422,11 @@ class Models:
         waiting, model.waiting = model.waiting, []
         for use in waiting:
             use.granted.set_exception(again(error))
-            # If the client has left, nothing else reads the exception, and asyncio would log an unread exception.
+            # Read the exception: if the client has left, nothing else reads it, and asyncio would log it.
             use.granted.exception()
 
     def _check_waiting(self, model: ServedModel) -> None:
-        """Raise ApiError if no further request may wait for this model, which is not ready."""
+        """Raise ApiError if no further request may wait for a model that is not ready."""
         self.check_open()
         seconds = model.failed_at + RETRY_SECONDS - self._clock()
         if model.state == "failed" and seconds > 0:
@@ -700,8 +701,8 @@ def _not_loaded() -> tuple[Engine, Scheduler]:
 def _close(engines: list[Engine | None]) -> None:
     """Close the only engine of a list, and return its memory to the system; called in a thread.
 
-    The engine is removed from the list, so that no caller's frame refers to it during garbage collection. When it has
-    loaded a model, the command `serve` excludes all objects from collection (`gc.freeze` in `collect_garbage_again`,
+    The engine is removed from the list, so that no caller's frame refers to it during garbage collection. After a
+    model is loaded, the command `serve` excludes all objects from collection (`gc.freeze` in `collect_garbage_again`,
     commands/serve.py). So this function calls `gc.unfreeze` before the collection.
     """
     engine = engines.pop()

@@ -19,7 +19,7 @@ from mlx_engine.loop.scheduler import Scheduler, StepOutput
 
 # The most steps, waiting answers and nodes of the prefix tree that a status shows.
 N_STEPS, N_WAITING, N_NODES = 120, 32, 48
-# The least seconds between two statuses, and between two readings of the prefix tree, because reading it takes longer.
+# The least seconds between two statuses, and between two readings of the prefix tree, which take longer.
 INTERVAL, TREE_INTERVAL = 0.2, 1.0
 
 Phase = Literal["waiting", "prefill", "decode", "recompute"]
@@ -37,7 +37,7 @@ class AnswerStatus(msgspec.Struct, frozen=True):
         n_cached: tokens of the prompt that were taken from the prefix cache.
         n_written: tokens of the answer so far.
         n_pages: pages that the answer holds, alone or shared, summed over all groups of layers (`PageGroup`).
-        n_preemptions: how often an answer to the same request lost its pages and was computed again.
+        n_preemptions: how often an answer to the request has lost its pages, so that its tokens were computed again.
     """
 
     number: int
@@ -174,7 +174,7 @@ class Monitor:
         self._tree: PrefixStatus | None = None
 
     def after(self, scheduler: Scheduler, report: StepOutput) -> Status | None:
-        """Record a step. Return the status if the last one is `interval` old or no work is left, else None."""
+        """Record a step. Return the status if the last one is at least `interval` old or no work is left, else None."""
         if report.n_decode + report.n_prefill:
             self._n_steps += 1
             bandwidth = self._bandwidth()
@@ -199,7 +199,7 @@ class Monitor:
         )
 
     def _prefix(self, scheduler: Scheduler) -> PrefixStatus | None:
-        """Return the status of the prefix cache, at most TREE_INTERVAL old; a new status if no work is left."""
+        """Return the prefix cache's status, or None without a cache. With work left, it may be TREE_INTERVAL old."""
         cache, now = scheduler.prefix, self._clock()
         if cache is None or (now - self._tree_read_at < TREE_INTERVAL and scheduler.has_work):
             return self._tree

@@ -39,9 +39,9 @@ class SpacePrefix(Enum):
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return a map of each character of byte-level vocabularies to the byte that it stands for.
+    """Return a dict that maps each character of byte-level vocabularies to the byte that it stands for.
 
-    A printable Latin-1 character stands for its own byte, and the characters from U+0100 for the other 68 bytes.
+    A printable Latin-1 character stands for its own byte. The 68 characters from U+0100 stand for the other bytes.
 
     Source: `bytes_to_unicode` of OpenAI's GPT-2, src/encoder.py.
     """
@@ -59,7 +59,7 @@ BYTES_AS_CHARACTERS = dict.fromkeys(range(256), 256) | {ord(c): byte for c, byte
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Tokens by id, their types, and the ids with a role."""
+    """Tokens by id, their types, and the ids with a role. `ends` has the ids to append to texts for embeddings."""
 
     where: str
     kind: Kind
@@ -202,7 +202,7 @@ def _as_bytes(text: str) -> bytes:
 
 
 def is_marked(text: str) -> bool:
-    """Return whether a control or user-defined token may delimit reasoning or calls: if it has 3 or more characters."""
+    """Return whether a special token has 3 or more characters, so that it may delimit reasoning or calls."""
     return len(text.strip()) > 2
 
 
@@ -224,7 +224,7 @@ END_NAMES = frozenset(
 )  # fmt: skip
 """Texts of tokens that end a generation, even if the file marks them neither as control tokens nor as EOS.
 
-`from_gguf` and `named_end_ids` make exceptions.
+The docstring of `gguf.from_gguf`, and a comment in `named_end_ids`, describe exceptions.
 
 Source: llama.cpp src/llama-vocab.cpp, the end-of-generation list in `llama_vocab::impl::load`, at 00ad355e.
 """

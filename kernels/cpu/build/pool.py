@@ -1,9 +1,9 @@
-"""The pool of worker threads, which wait for jobs in compiled code. `jobs.py` defines jobs.
+"""The pool of worker threads. `jobs.py` defines their jobs, which are divided into chunks.
 
-After its last chunk, a worker thread polls for new chunks for PATIENCE seconds, because waking a parked thread takes
-longer than a small job. Then the thread parks: it blocks until `wake` is called. While more jobs are announced (ON is
-1), threads do not park. The thread that submits a job calls `wake` before the job but does not wait for the parked
-threads, so the job may be finished before they run.
+After its last chunk, a worker thread polls for new chunks for PATIENCE seconds, in compiled code. Then the thread
+parks: it blocks until `wake` is called. It does not park at once, because waking it takes longer than a small job.
+While the control word ON is 1, more jobs follow, and no thread parks. The thread that submits a job calls `wake` before
+the job but does not wait for the parked threads, so the job may be finished before they run.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class _Shared:
     """The memory that the threads share. It has no reference to the pool, so that the pool can be garbage-collected.
 
     Attributes:
-        parked: the numbers of the parked threads. `wake` does not remove them, but each thread removes itself: so if
-            Ctrl-C interrupts `wake`, the next call wakes the remaining threads. Waking a thread twice does no harm.
+        parked: the numbers of the parked threads. A thread that has been woken removes its number. So if Ctrl-C
+            interrupts `wake`, the next call of `wake` wakes the remaining threads. Waking a thread twice does no harm.
     """
 
     def __init__(self, threads: int, library: Library) -> None:
         self.work_until_idle = library.work_until_idle
         self.control = _aligned(LEFT + LINE * threads)
-        # The operating system allocates this memory only when it is written.
+        # The operating system allocates a page of this memory only when the page is written.
         self._scratch = _aligned((threads + 1) * SCRATCH_BYTES // 8)
         self.control[THREADS], self.control[SCRATCH] = threads, self._scratch.ctypes.data
         self._system = ctypes.CDLL(None)  # a reference, so that the address of usleep stays valid
@@ -110,7 +110,7 @@ class _Shared:
 
 
 def _aligned(n: int) -> np.ndarray:
-    """Return `n` zero words that begin at a cache line, so that words of different threads are in different lines."""
+    """Return `n` int64 zeros, from an address that is a multiple of LINE words: threads then share no cache line."""
     memory = np.zeros(n + LINE, dtype=np.int64)
     shift = (-memory.ctypes.data // 8) % LINE
     return memory[shift : shift + n]

@@ -13,7 +13,7 @@ from mlx_engine.constraint import Constraint
 from mlx_engine.errors import OptionError
 from mlx_engine.options import option
 
-# The beginning of a grammar: the name of a rule and a colon. The last part excludes paths such as C:\file and C:/file.
+# The beginning of a grammar: the name of a rule and a colon. No slash may follow: C:/file and C:\file are paths.
 RULE = re.compile(r"\s*[\w?!]+\s*:(?![/\\])")
 
 

@@ -96,7 +96,7 @@ def _named(hint: Any, title: str | None = None) -> Any:
 
 
 def _hinted(group: Any) -> Iterator[tuple[Field[Any], Any]]:
-    """Yield the nested groups of a group, and its options that have a flag: the field and its annotation for typer."""
+    """Yield (field, annotation for typer) of a group's nested groups, and of its options that have a flag."""
     hints = get_type_hints(group, include_extras=True)
     for f in fields(group):
         about = f.metadata.get("about")
@@ -112,8 +112,8 @@ def _annotation(name: str, hint: Any, about: About) -> Any:
     known = [flag for names in flags for flag in names.split("/")]
     flags = (*flags, *(flag for flag in dict.fromkeys(others) if flag not in known))
     shown: Any = about.unset or True
-    # If `About.kind` is set, the class that declares the option checks its bounds, so that Python and the command line
-    # have the same error message.
+    # If `About.kind` is set, `mlx_engine.options.check` checks the bounds, so that Python and the command line have the
+    # same error message.
     bounds: dict[str, Any] = {"min": about.least, "max": about.most} if about.kind is None else {}
     option = typer.Option(*flags, help=about.help, metavar=about.metavar, show_default=shown, **bounds)
     kind = list[str] | None if get_origin(hint) is tuple else hint
@@ -121,7 +121,7 @@ def _annotation(name: str, hint: Any, about: About) -> Any:
 
 
 def _made(group: Any, given: dict[str, Any]) -> Any:
-    """Return an instance of a group, made of values that are removed from `given`."""
+    """Remove the values of a group's options from `given`, and return an instance of the group with these values."""
     values: dict[str, Any] = {}
     for f, hint in _hinted(group):
         if is_dataclass(hint):
