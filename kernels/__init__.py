@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from .metal.tiles import tiles
 
 # Maps public names to the modules that define them. A public name that is missing here is defined by the module
-# `metal.NAME`, such as `metal.matvec.matvec`; only `launch` is itself a module.
+# `metal.NAME`, such as `metal.matvec.matvec`. The name `launch` is an exception: it is a module.
 _HOMES = {
     "Kernel": "kernel",
     **dict.fromkeys(("counted", "executors", "use"), "launch"),

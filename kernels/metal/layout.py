@@ -9,8 +9,8 @@ Kernels read sixteen weights at a time, with a function from the header of the t
 needs such a header, listed in `HEADERS` (kernels/kernel.py); a number, in this file and in `sixteen.h.metal`; a
 `Layout`, in `formats.py`; and a function that repacks a file's bytes, also in `formats.py`. Kernels compute with
 exactly the weights that the format defines, in float32; only the two prompt kernels (`prompt_product.py`) may round
-weights to 16 bits. In types without an offset (`scale * q`), the products of sixteen quants are summed and then scaled,
-which needs fewer roundings. In types with an offset (`scale * q + bias`), each weight is computed before it is
+weights to 16 bits. In types without an offset (`scale * q`), the sum of sixteen products of quants and inputs is
+scaled, which needs fewer roundings. In types with an offset (`scale * q + bias`), each weight is computed before it is
 multiplied.
 """
 
@@ -68,7 +68,7 @@ class StoredMatrix:
     Attributes:
         layout: the layout of `wq` and `ws`.
         wq: uint32 (N, K * bits / 32), packed quants.
-        ws: (N, K / group * entry), scales, and minima or biases.
+        ws: (N, K / group * entry), scales; in types with an offset, also minima or biases.
 
     Raises:
         ValueError: the shapes or types of the two arrays do not match the layout.
@@ -203,8 +203,8 @@ def unwritten(shape: Sequence[int], dtype: type[np.generic]) -> mx.array:
     """Return an uninitialised array whose memory NumPy may write through `np.asarray`.
 
     `mx.array(values)` copies NumPy's values, so a large matrix would be in memory twice while it is loaded. To avoid
-    this, MLX copies `np.empty`, whose pages take no memory because they are never written, and the caller writes into
-    MLX's copy. `mx.zeros` would do the same, but it is an MLX operation, and a forked process cannot run one.
+    this, MLX copies an array of `np.empty`, whose pages take no memory because they are never written, and the caller
+    writes into MLX's copy. `mx.zeros` would also do, but it is an MLX operation, and a forked process cannot run one.
     """
     return mx.array(np.empty(shape, dtype))
 
@@ -231,7 +231,7 @@ def blocks_of(
 
 def packed(quants: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
     """Pack quants (..., n) of 2 or 4 bits into uint32 (..., n * bits / 32), the first in the lowest bits."""
-    # Quants that will share a byte are in adjacent bytes: view them as one integer, and shift them to its lowest byte.
+    # Quants that will share a byte are in adjacent bytes: view these as one integer, and join all in its lowest byte.
     words = np.ascontiguousarray(quants).view(f"<u{8 // bits}")
     made = words.copy()
     for i in range(1, 8 // bits):

@@ -1,10 +1,10 @@
 """Rung 4 of the Q8_0 ladder: tiles in the matrix units, for prompts.
 
-The ladder is four kernels for the same product, from slow to fast. For many vectors this kernel is faster than rung 3,
-`matvec`: each expanded weight is multiplied with 16 or 32 vectors, by units that multiply 8 x 8 matrices. The order of
-summation in these units is not specified, and differs from that of `matvec`. The engine does not use this kernel,
-because a token's bits would depend on whether it is processed in a prompt or alone. `kernels bench --vectors` measures
-the speed of both kernels.
+The ladder is four kernels, its rungs, for the same product, from slow to fast. For many vectors, this kernel is faster
+than rung 3, `matvec`: each expanded weight is multiplied with 16 or 32 vectors, by units that multiply 8 x 8 matrices.
+The order of summation in these units is not specified, and differs from that of `matvec`. The engine does not use this
+kernel, because a token's bits would depend on whether it is processed in a prompt or alone. `kernels bench --vectors`
+measures the speed of both kernels.
 """
 
 from __future__ import annotations

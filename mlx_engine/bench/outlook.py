@@ -26,7 +26,7 @@ from mlx_engine.weights.outline import need_of, outlined
 
 # The default context in tokens, if the model's context is longer; most conversations are shorter.
 USUAL_CONTEXT = 4096
-# Backends whose rate is unknown: their weights are Python objects, so the limit is arithmetic, not memory bandwidth.
+# Backends whose rate is unknown: their weights are Python objects, so arithmetic limits decode, not memory bandwidth.
 NOT_BOUND = ("scalar",)
 
 
@@ -85,8 +85,8 @@ def outlook(
         path: a GGUF file or a folder.
         backend: "auto" is the fastest on this machine.
         context: tokens of prompt and answer; None is the model's context, but at most 4,096.
-        experts_memory: the most bytes of experts in memory. If None, all experts are in memory, or as many as
-            fit if the backend can read the others from the file.
+        experts_memory: the most bytes of experts in memory. If None, all experts are in memory, unless they do not
+            fit and the backend can read experts from the file; then as many as fit are in memory.
 
     Raises:
         EngineError: loading the model would raise the same error.
@@ -129,7 +129,8 @@ def outlook(
 def machine_bandwidth(threads: int) -> float | None:
     """Return the bytes per second that this many threads read from memory.
 
-    Return None if the cache sizes are unknown, or if more than half of the bytes would fit into the largest cache.
+    Return None if the cache sizes are unknown, or if the largest cache can hold more than half of MOST_BYTES, the most
+    bytes that are read.
     """
     cache = cache_bytes()
     if cache is None or 2 * cache > MOST_BYTES:

@@ -5,11 +5,12 @@ begins `stride` tokens later. Each token is scored at most once: in the first wi
 before it in this window. The first token of a window is scored only if a BOS is put before the window. The
 perplexity is exp of the mean negative log-likelihood (NLL) of all scored tokens.
 
-The guide's code computes another perplexity, `Result.guide`: it takes the mean NLL of each window, and weights it by
-the window's number of new tokens minus 1. The two perplexities differ a little if windows overlap.
+The guide's code computes another perplexity, `Result.guide`: exp of a weighted mean of the windows' mean NLLs. The
+weight of a window is the number of its tokens that are in no earlier window, minus 1. The two perplexities differ a
+little if windows overlap.
 
-The reference is another model, or a file with a model's log-probabilities: a line of JSON, then a `_record` per scored
-token.
+The reference is another model, or a file with a model's log-probabilities: a line of JSON, then a record (`_record`)
+per scored token.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Result:
 
     @property
     def guide(self) -> float | None:
-        """The perplexity with the window weights of Hugging Face's guide; None if no window has two new tokens."""
+        """The perplexity with the window weights of Hugging Face's guide; None if all these weights are 0."""
         ends = np.cumsum([window.end - window.scored for window in self.windows])
         means = [-np.mean(values) for values in np.split(self.logprobs, ends[:-1])]
         weights = [window.end - window.new - 1 for window in self.windows]
@@ -147,7 +148,7 @@ class Text:
     Attributes:
         context: the largest number of tokens of a window.
         stride: the number of tokens from the beginning of a window to the beginning of the next window.
-        bos: a token to put before each window that does not begin the text; None for none.
+        bos: a token to put before each window that begins after token 0; None to put nothing there.
     """
 
     ids: Sequence[int]
@@ -236,7 +237,7 @@ def measure(
     with (tokens scored so far, tokens scored in total).
 
     Raises:
-        OptionError: the reference has another vocabulary, or its file was made with other tokens or windows.
+        OptionError: the reference has another vocabulary, or is a file made from other tokens or windows.
         FormatError: the file of the reference is damaged.
         SourceError: the file `save` cannot be written.
         NotFiniteError: logits are NaN or infinite.
@@ -300,7 +301,8 @@ def _compare(found: Result, row: np.ndarray, logprob: float, reference: np.ndarr
 def _record(n_vocab: int) -> np.dtype[Any]:
     """Return the NumPy type of a scored token's record.
 
-    A record has the token's log-probability, and those of the whole vocabulary, rounded to `least + step * code`.
+    A record has the token's log-probability, and the log-probabilities of the whole vocabulary, rounded to
+    `least + step * code`.
     """
     return np.dtype([("logprob", "<f4"), ("least", "<f4"), ("step", "<f4"), ("codes", "<u2", (n_vocab,))])
 

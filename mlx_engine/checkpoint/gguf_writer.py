@@ -4,8 +4,8 @@ The stored type of a metadata value follows from its Python type. A bool becomes
 FLOAT32. An int gets the first of UINT32, INT32, INT64 and UINT64 that can hold it, and a list of ints the first that
 can hold all of them. NumPy numbers and arrays get the type of their dtype. A list of ints and floats gets FLOAT32. In
 other lists, all elements must have the same type. An empty list becomes an array of strings, and an empty tuple an
-array of arrays, because `gguf_values.py` reads such arrays as lists and tuples. `Value` sets another type;
-`GGUFFile.typed_metadata()` has the types of a file.
+array of arrays, because `gguf_values.py` reads an array of strings as a list, and an array of arrays as a tuple. A
+`Value` names its stored type; `GGUFFile.typed_metadata()` returns the values of a file with their stored types.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class AddressOptions:
                 raise OptionError(message, option="--allow-host", found=name)
 
     def hosts(self, host: str) -> frozenset[str] | None:
-        """Return the host names that the header Host may have, None for all; `host` is the server's IP address."""
+        """Return the host names that the header Host may have, or None for all; `host` is the server's IP address."""
         from mlx_engine.serve.origins import LOOPBACK, host_names
 
         if not is_local(host) and not self.allow_host:
@@ -275,7 +275,7 @@ def specs_of(given: Sequence[str], address: AddressOptions, found: Sequence[Mode
     A value of --model is SOURCE or NAME=SOURCE. A path that exists is a source, even if it contains `=`.
 
     Raises:
-        OptionError: two models have the same name or alias, or an alias is of an unknown model.
+        OptionError: two models have the same name or alias, or an alias is given to an unknown model.
     """
     specs = []
     for i, text in enumerate(given):
@@ -391,7 +391,7 @@ class Loading:
         """Check a model's files, make its tokenizer and, with --suggested, check the suggested sampling.
 
         This is done before the weights are loaded, so that errors are reported early, and the first request does not
-        wait for the tokenizer. Called in a thread.
+        wait for the tokenizer. Runs in a thread other than that of the event loop.
         """
         from mlx_engine.commands.options.suggested import checked
         from mlx_engine.engine import open_source
@@ -441,7 +441,7 @@ class OpenedModel:
 
     @property
     def need(self) -> Need:
-        """The least memory that the model needs: weights, and keys and values (--kv-memory, or for LEAST_TOKENS)."""
+        """The least memory for weights, and for keys and values (--kv-memory bytes, or else LEAST_TOKENS tokens)."""
         from mlx_engine.cache.pool import pool_nbytes
         from mlx_engine.weights.outline import need_of, outlined
 
@@ -463,7 +463,7 @@ class OpenedModel:
         from mlx_engine.loop.memory import SPARE_SHARE
 
         # Without --kv-memory, keys and values get at most SPARE_SHARE of the memory that is free after loading. If not
-        # all experts fit, the loaded experts leave `spare` bytes free: the share then holds LEAST_TOKENS tokens.
+        # all experts fit, the loaded experts leave `spare` bytes free, of which this share holds LEAST_TOKENS tokens.
         kv, has_experts = self.loading.capacity.kv_bytes, bool(getattr(self.opened.config, "n_experts", 0))
         self.opened.check_memory(kv=kv, spare=int(self.need.kv / SPARE_SHARE) if kv is None and has_experts else 0)
         with progress_bar("loading") as progress:
@@ -498,8 +498,8 @@ def kv_memory(engine: Engine, capacity: CapacityOptions, room: int | None = None
     With --kv-memory, return its size. With a single model and without --context-len, return None. Otherwise return the
     default of the engine, but at most the bytes of a full context (--context-len, or the model's) in every slot.
 
-    With several models, `room` is the bytes that the other models leave. Then also return at most SPARE_SHARE of `room`
-    or the bytes of LEAST_TOKENS, whichever is more.
+    With several models, `room` is the bytes that the other models leave. The result is then also limited to SPARE_SHARE
+    of `room` or to the bytes of LEAST_TOKENS tokens, whichever is more.
     """
     from mlx_engine.cache.pool import pool_nbytes
     from mlx_engine.loop.memory import SPARE_SHARE, spare_bytes
@@ -570,7 +570,7 @@ def served_models(models: ModelsOptions, loading: Loading, address: AddressOptio
         service = new_service(Worker(make), spec, address, loading.capacity, host)
         service.adapters = tuple(loading.how.get("adapters", ()))
         service.check_names()
-        service.turns = turns  # one object: requests of all models stall the same event loop
+        service.turns = turns  # shared, because requests of all models stall the same event loop
         new_worker = partial(worker_for, service, loading, cores)
         service.worker = new_worker(make)
         about = partial(loading.describe, spec.source)
@@ -709,7 +709,7 @@ def is_local(host: str) -> bool:
 
 
 def opened_journal(path: Path | None) -> Journal | None:
-    """Return the journal, None without --journal; raise OptionError if the path is "-" or cannot be written."""
+    """Return the journal, or None without --journal; raise OptionError if the path is "-" or cannot be written."""
     from mlx_engine.serve.journal import Journal
 
     if str(path) == "-":
@@ -718,12 +718,12 @@ def opened_journal(path: Path | None) -> Journal | None:
 
 
 def recorder_of(service: Service, journal: Journal, source: str, options: Mapping[str, Any]) -> Recorder:
-    """Return the writer of the journal's lines, which name the model's `source` and its options of `load`."""
+    """Return the writer of the journal's lines. It records `source` and `options`, the arguments of `load`."""
     from mlx_engine.checkpoint.identity import identity
     from mlx_engine.serve.journal import ModelId, Recorder
 
     engine = service.engine
-    # An absolute path, so that `replay` finds the file from any folder.
+    # The journal has an absolute path, so that `replay` finds the file from any folder.
     where = str(Path(source).resolve()) if Path(source).exists() else source
     kept = dict(options)
     if "context" in kept:  # --context-len may exceed the model's context; `load`, which `replay` calls, would refuse it

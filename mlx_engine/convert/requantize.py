@@ -1,8 +1,8 @@
 """Quantise the matrices of a GGUF file or a Hugging Face folder into a new GGUF file.
 
 The embedding table is quantised too, because it is a large part of a small model. If the head is tied to the table, the
-table gets the type that is requested for the head. If not, the table gets the type of `--to`, or, if `--to` is one of
-llama.cpp's mixes of types (`file_types.py`), the type of most matrices in the mix.
+table gets the type that is requested for the head. If not, the table gets the type of `--to`. If `--to` is one of
+llama.cpp's mixes of types (`file_types.py`), this is the type of most matrices in the mix.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mlx_engine.weights.conversion import Conversion
 
 # The value of `general.quantization_version`: llama.cpp's version of the block formats, the same since 2023.
 QUANTIZATION_VERSION = 2
-# Values before and after the conversion are compared in pieces of this many, a multiple of every block size.
+# Number of values that are compared at a time before and after the conversion; a multiple of every block size.
 PIECE = 1 << 20
 
 
@@ -186,7 +186,7 @@ def requantize(
 
 
 def _is_in(folder: Path, target: Path) -> bool:
-    """Return whether `target` is a file of `folder`, but no GGUF file; raise SourceError if `folder` is unreadable."""
+    """Return whether `target` is a file of `folder` other than GGUF; raise SourceError if `folder` is unreadable."""
     try:
         files = [file for file in folder.iterdir() if file.suffix != ".gguf" and file.exists()]
         return any(file.samefile(target) for file in files)
@@ -197,7 +197,7 @@ def _is_in(folder: Path, target: Path) -> bool:
 def _types(
     source: Path, form: GGUFForm, conversion: Conversion, note: Callable[[str], None], *, allow_mixed: bool
 ) -> dict[str, GGMLType]:
-    """Check the requested types, and return the types of the new file's tensors by name."""
+    """Check the requested types, and map the name of each tensor of the new file to its type."""
     conversion.check(str(source), form.parts)
     types = {name: part.type for name, part in form.parts.items()}
     matrices = []
@@ -295,7 +295,7 @@ class Matrix:
 
 
 def check_mixed(matrices: Sequence[Matrix], note: Callable[[str], None], *, allow_mixed: bool) -> None:
-    """Report the matrices that do not get the requested type, because its block size does not divide their row length.
+    """Report the matrices that get another type, because the requested type's blocks do not divide their rows.
 
     `note` is called with a line for each such matrix, and a line with their number and fraction of the bytes.
 

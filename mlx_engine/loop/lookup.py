@@ -132,12 +132,12 @@ class Lookup:
             self._match = Match(text, end + 1, length + 1) if goes_on else self._longest()
 
     def propose(self, most: int) -> tuple[Sequence[int], int]:
-        """Return at most `most` ids that may follow, and the length of the match, at most `LONGEST`."""
+        """Return at most `most` ids that may follow, and the length of the match, limited to `LONGEST`."""
         text, end, length = self._match
         if not length:
             return (), 0
         found = text.ids[end : end + most].tolist()
-        # If fewer than `most` ids follow the occurrence in the answer, assume that the answer repeats them.
+        # If the match is in the answer, and fewer than `most` ids follow it, assume that the answer repeats these ids.
         if text is self._answer:
             period = len(found)
             found += [found[i % period] for i in range(period, most)]
@@ -163,7 +163,7 @@ class Lookups:
 
     Args:
         keeps_others: whether to search ended sequences, too. The latency of an answer then reveals to a client whether
-            other requests had the same text. So use this only if the scheduler's prefix cache reveals it anyway.
+            other requests had the same text. So use this only if the scheduler's prefix cache reveals the same.
     """
 
     def __init__(self, *, keeps_others: bool = False) -> None:
@@ -180,7 +180,7 @@ class Lookups:
         return Lookup(texts[0], [*texts[1:], *([] if self._others is None else [self._others])])
 
     def end(self, sequence: loop_request.Sequence) -> None:
-        """Keep the ids of an ended sequence, except those from the prefix cache: an earlier sequence had them, too."""
+        """Keep the ids of an ended sequence, without its cached prefix, whose ids an earlier sequence had, too."""
         others = self._others
         if others is None:
             return

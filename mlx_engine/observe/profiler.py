@@ -1,7 +1,8 @@
 """The profiler: measures the time of each operation, and sums times per operation, per layer, and per phase of a pass.
 
-A span is one run of an operation. Spans nest: the span of a block contains the spans of its primitives. A span's own
-time excludes the spans inside it, so own times add up to the whole time, whichever operations a backend fuses.
+A span is one run of an operation. Spans nest: the span of a block (an operation composed of primitives) contains the
+spans of its primitives. A span's own time excludes the spans inside it, so own times add up to the time of the
+outermost spans without profiling overhead, whichever operations a backend fuses.
 """
 
 from __future__ import annotations
@@ -53,19 +54,19 @@ class Total:
 
 @dataclass
 class Span:
-    """An operation that is running or has just ended.
+    """One run of an operation.
 
     Attributes:
         op: the name of the operation.
         layer: None outside of the layers.
-        part: the name of the operation's first parameter without its layer number ("attn_norm"). For an operation
-            without parameters, the `part` of the previous operation. "" outside of the layers.
+        part: the name of the operation's first parameter without its layer number ("attn_norm"). An operation
+            without parameters has the `part` of the previous operation. Outside of the layers, it is "".
         phase: embedding, layers, norm, projection or sampling.
         inner: seconds of the spans inside this span, and of profiling overhead (`Profiler.unnoticed`).
         own: seconds of this span, without `inner`.
         counted: the cost of the spans inside this span.
         cost: the cost of this span, without `counted`.
-        role: the operation's name in bottleneck reports: its linear layers, such as "attn_q+k+v", or `op`.
+        role: the operation's name in bottleneck reports: its linear layers' names ("attn_q+k+v"), or else `op`.
     """
 
     op: str
@@ -119,7 +120,7 @@ class Profiler:
             self.phases[span.phase] += span.own
 
     def record(self, span: Span, cost: Cost) -> None:
-        """Count an ended span in the sums. `cost` includes the spans inside, which have been counted already."""
+        """Add an ended span to the sums. `cost` includes the spans inside, which have been added already."""
         span.cost = cost.without(span.counted)
         self.ops[span.op].add(span.own, span.cost)
         self.layers[span.layer].add(span.own, span.cost)

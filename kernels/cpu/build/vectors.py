@@ -45,7 +45,7 @@ def register_lanes() -> int:
 def has_multishift() -> bool:
     """Return whether the processor that Numba compiles for has the instruction vpmultishiftqb of AVX-512 VBMI.
 
-    With AVX-512 VBMI, LLVM compiles the probe, which reverses 64 bytes, to another instruction of this set, vpermb.
+    The probe reverses 64 bytes. With AVX-512 VBMI, LLVM compiles it to vpermb, another instruction of this set.
     """
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_BYTES))
     return "vpermb" in text
@@ -75,10 +75,10 @@ _PAIR_DOT = re.compile(r"((?:{vex}\s+)?vpdpwssd|vpmaddwd)\s.*%([yz])mm")
 
 @cache
 def pair_dot() -> str:
-    """Return the mnemonic of the instruction that multiplies int16 and adds each two adjacent products, or "".
+    """Return the mnemonic of the instruction that multiplies int16 numbers and adds adjacent products in pairs.
 
-    The instruction must work on the widest registers. It is vpdpwssd (perhaps with the prefix {vex}), which also adds
-    the pairs to a sum, or vpmaddwd, which does not.
+    It is vpdpwssd (perhaps with the prefix {vex}), which also adds each pair to a sum, or vpmaddwd, which does not.
+    Return "" if LLVM compiles the probe to neither, or does not use the widest registers.
     """
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_PAIRS))
     found = _PAIR_DOT.search(text)
@@ -101,8 +101,9 @@ def has_tiles() -> bool:
 
 # When rows are expanded for register tiles (`tile.py`), a row is stored in 16 / PART parts: the first part has the
 # first PART columns of every 16 columns, the second part the next PART columns of every 16. With AVX2, PART is 8, the
-# columns of a register, otherwise 16. With fewer than 16 on NEON, LLVM would load the columns of both steps of the
-# unrolled loop in `tile.py` at once, and no registers would be left for sums.
+# number of columns in a register. Otherwise PART is 16, also on NEON, whose registers hold 4 columns: with a smaller
+# PART, LLVM would load the columns of both steps of the unrolled loop in `tile.py` at once, which leaves no registers
+# for sums.
 PART = 8 if register_lanes() == 8 else LANES
 
 
@@ -124,7 +125,7 @@ class _Model(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def element_address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
-    """Return the address of element `at` of an array of this type."""
+    """Return the address of element `at` of an array whose Numba type is `kind`."""
     return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
 
 
@@ -269,7 +270,7 @@ def store(typing: Any, floats: Any, at: Any, value: Any) -> Any:
 def stream(typing: Any, floats: Any, at: Any, value: Any) -> Any:
     """Store 16 floats at a multiple of 64 bytes without reading their cache line, for data that is not read soon.
 
-    The stores are ordered before later stores only by `fence`.
+    Only `fence` orders these stores before later stores.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -295,7 +296,7 @@ def fence(typing: Any) -> Any:
 
 @intrinsic
 def store_parts(typing: Any, floats: Any, at: Any, apart: Any, value: Any) -> Any:
-    """Store 16 floats in parts: PART floats from element `at` on, and each next part `apart` elements later."""
+    """Store 16 floats in parts of PART floats; part j begins at element `at + j * apart`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         floats, at, apart, value = args
@@ -360,7 +361,7 @@ def _choice(comparison: str) -> Any:
     return choose
 
 
-# The larger, or the smaller, of each pair of lanes; the lane of b if one of the two is NaN.
+# Return the larger (smaller) lane of each pair of lanes. If one of the two is NaN, return the lane of b.
 larger, smaller = map(_choice, (">", "<"))
 
 
@@ -432,12 +433,12 @@ def prefetch(typing: Any, data: Any, at: Any) -> Any:
 
 
 def lanes(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
-    """Return a vector of the lanes at these places in the concatenation of a and b."""
+    """Return a vector of the lanes whose indices in the concatenation of a and b are `places`."""
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(places)), places))
 
 
 def _two(builder: Any, a: Any, b: Any, distance: int) -> Any:
-    """Add the lanes of a, and of b, that are `distance` apart; return all sums in one vector.
+    """Add lanes that are `distance` apart, in a and in b separately; return all sums in one vector.
 
     The sums of b are in the lanes whose number has the bit `distance` set, the sums of a in the other lanes.
     """
@@ -454,7 +455,7 @@ def _one(builder: Any, a: Any, distance: int) -> Any:
 
 
 def fold(builder: Any, vectors: list[Any]) -> Any:
-    """Return a vector of the totals of 1, 2, 4, ... vectors. Each total has the order of summation of `total`."""
+    """Return a vector of the totals of 1, 2, 4, ... vectors. Each total is summed in the same order as by `total`."""
     distance = vectors[0].type.count
     while distance > 1:
         distance //= 2

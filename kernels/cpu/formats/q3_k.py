@@ -1,9 +1,9 @@
 """CPU kernels of the format Q3_K: unpack 110-byte blocks of a GGUF file to float32 weights.
 
-A block is 32 bytes with the third (high) bits of the quants, 64 bytes with their low two bits, 12 bytes with 16 scales
-of 6 bits, and a float16 factor d. Bit j of byte i of the 32 bytes is the third bit of quant 32 j + i. The low two bits
-take 32 bytes for each 128 quants: bits 2 j and 2 j + 1 of byte i belong to quant 32 j + i of the 128. A weight is
-`(d * (scale - 32)) * (q - 4)`, exact in float32.
+A block has 256 quants q of 3 bits: 32 bytes with their third (high) bits, 64 bytes with their low two bits, 12 bytes
+with 16 scales of 6 bits (one per 16 quants), and a float16 factor d. Bit j of byte i of the 32 bytes is the third bit
+of quant 32 j + i. The low two bits of each 128 quants take 32 bytes: bits 2 j and 2 j + 1 of byte i belong to quant
+32 j + i of the 128. A weight is `(d * (scale - 32)) * (q - 4)`, exact in float32.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def scales_of(blocks: Any, at: int) -> Any:
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return `q - 4` of weights 64 p to 64 p + 63 of the block at byte `at`: signed bytes, in a vector of 16 words."""
+    """Return `q - 4` of weights 64 p to 64 p + 63 of the block at byte `at`: signed bytes, four per 32-bit word."""
     bits = at + LOW + 32 * (p // 2)
     low = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 2)
     low = both(right(low, 4 * (p % 2)), 0x03030303)
-    # The block's first 32 bytes have the third bits of the first 32 quants in bit 2 p, of the last 32 in bit 2 p + 1.
+    # In the block's first 32 bytes, bits 2 p belong to the first 32 of these 64 quants, bits 2 p + 1 to the last 32.
     third = second_right(load_words_of_4(blocks, at, at + 16, at, at + 16), 1)
     third = left(both(right(third, 2 * p), 0x01010101), 2)
     return bytes_minus(either(low, third), 4)
@@ -62,7 +62,7 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; its scales begin at `scales[i]`."""
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales[i:] are the block's scales."""
     q = quants(blocks, at, p)
     i += 4 * p
     return (

@@ -1,4 +1,4 @@
-"""Parts of the gemv kernels (`rows.py`): dot products of up to four rows with the input vectors of a panel.
+"""Parts of the gemv kernels (`rows.py`): dot products of up to four weight rows with the vectors of a panel.
 
 A panel is one or more packed input vectors (`products/gemv.py`). A dot product has 16 partial sums
 (`products/tile.py`), so each pair of a row and an input vector has one SIMD vector of sums. The sums of all pairs are a
@@ -23,11 +23,12 @@ _POINTER, _FMA = _VECTOR.as_pointer(), f"llvm.fma.v{LANES}f32"
 
 # Whether one register holds 16 lanes (AVX-512).
 WIDE = register_lanes() == LANES
-# The sizes of panels (numbers of input vectors) that have kernels. Another size would be no faster than two panels.
+# The sizes of panels (numbers of input vectors) that have kernels. A panel of another size would be no faster than two
+# smaller panels.
 PANEL_SIZES = (1, 2, 3, 4, 5, 6, 8, 9) if WIDE else (1, 2, 3, 4, 5, 6)
-# Maps the lanes of a register to the most pairs of a row and an input vector if two or four rows are multiplied
-# together. The 16 sums of a pair take one of 32 registers with AVX-512, two of 16 with AVX2, four of 32 with NEON.
-# Weights, scales and elements of the panel need the other registers.
+# Maps the number of lanes of a register to the largest number of pairs (row, input vector) whose sums are kept in
+# registers when two or four rows are multiplied together. The 16 sums of a pair take one of 32 registers with AVX-512,
+# two of 16 with AVX2, four of 32 with NEON. Weights, scales and elements of the panel need the remaining registers.
 _PAIRS = {16: 18, 8: 4, 4: 4}
 
 
@@ -54,10 +55,10 @@ def add_products(
 ) -> Any:
     """Make the function that multiplies a piece of each row with the panel and adds the products to the pairs' sums.
 
-    A piece is the weights that are unpacked together, a block or a part of one: `n_weights` SIMD vectors, which
-    `weights(row, at, p, scales)` returns as a tuple. `row` is the address of the row, `at` the byte offset of the
-    block, p the number of the piece in the block. `scales` is the address of the block's scales in scratch memory,
-    `scale_vectors` SIMD vectors for each row; only the formats of `rows.four_rows_by_parts` use this address.
+    A piece is a block, or the part of a block that is unpacked at a time. `weights(row, at, p, scales)` returns its
+    weights as a tuple of `n_weights` SIMD vectors. `row` is the address of the row, `at` the byte offset of the block
+    in the row, p the number of the piece in the block. Only the formats of `rows.four_rows_by_parts` use `scales`: it
+    is the address, in scratch memory, of the scales of this row's block, which take `scale_vectors` SIMD vectors.
     """
     found = types.UniTuple(vector, n_weights)(*[types.int64] * 4)
     # Besides all sums, the registers of AVX2 can hold the weights of only one row, so a fence separates the rows. If a
@@ -92,7 +93,7 @@ def add_products(
 
 
 def _fence(builder: Any) -> None:
-    """Prevent LLVM from moving later loads before earlier products, because it would then run out of registers."""
+    """Prevent LLVM from moving later loads before earlier products: this would take more registers than there are."""
     builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
 
 

@@ -1,6 +1,6 @@
 """The gated delta rule (the mixer of Qwen3-Next and Qwen3.5) with its output norm and gate.
 
-A chunk of the job, a thread's unit of work, is one value head for all tokens of the pass. The state of a head is a
+A chunk, the unit of work of a thread, is one value head for all tokens of the pass. The state of a head is a
 matrix (E, P), with a row per element of a key and a column per element of a value. Each token decays the matrix,
 corrects the value that the matrix stores for the token's key, and reads the matrix with the token's query. For each of
 the P columns, sums run over the E rows in order, so the bits do not depend on the number of tokens in a pass. The
@@ -58,16 +58,16 @@ from ..formats.float32 import dot
 from ..products.activations import silu
 from ..products.norms import rms_norm
 
-# Words of a job: the arguments of `delta_net`.
+# Indices of the int64 words of a job, which are arguments of `delta_net`.
 X, GATE, GATE_ROW, BETA, BETA_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT = range(12)
 # Number of tokens whose queries and keys are prepared at a time.
 PIECE = 32
 # Added to the squared lengths of queries and keys before the square root.
 TINY = 1e-6
-# The largest number of columns to which tokens are applied before the next columns.
+# The largest number of columns to which tokens are applied at a time.
 _COLUMNS = 4 * LANES
-# How a new state is written to a slot: not, or with or without reading the cache lines first. A slot that is written is
-# read in the next pass at the earliest, when it has left the cache.
+# How a new state is written to a slot: not at all, with ordinary stores, or with stores that do not read the cache
+# lines first. Usually the slot is not read before the next pass, when it has left the cache.
 _NOTHING, _STORE, _STREAM = 0, 1, 2
 
 
@@ -108,11 +108,11 @@ def _wide(
     """Apply one token to 64 columns (four vectors) of a head's matrix; write the token's output for these columns.
 
     The n = E rows of the old matrix are `apart` elements apart, from index `at` of `old` on. If `keeps`, the new matrix
-    is written to `kept`, with rows of _COLUMNS elements. If `writes` is not _NOTHING, it is also written to the states
-    m, from index `to` on, with rows `row` elements apart. In `qk` (`_prepare`), the token's query is at index q, and
-    its key at q + n. The token's value for the first column is at index `v_at` of v, and its output at index y of
-    `out`. The vectors `decay` and `strength` have one factor in every lane: of the matrix, and of the correction, which
-    is `sigmoid(beta)`.
+    is written to `kept`, with rows of _COLUMNS elements. If `writes` is not _NOTHING, the new matrix is also written to
+    the states m, from index `to` on, with rows `row` elements apart. In `qk` (`_prepare`), the token's query is at
+    index q, and its key at q + n. The token's value for the first column is at index `v_at` of v, and its output at
+    index y of `out`. Every lane of `decay` is the factor of the old matrix, and every lane of `strength` is the factor
+    of the correction, `sigmoid(beta)`.
     """
     a, b, c, d = zeros(), zeros(), zeros(), zeros()
     for e in range(n):
@@ -195,8 +195,9 @@ def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
 def _run_head(job: Any, block: Any, head: int, runs: Any, run_: int, stop: int, qk: Any, kept: Any) -> None:
     """Compute a value head for the runs `run_` to `stop - 1`, each of which begins with the state after the run before.
 
-    If they are several runs, they have at most PIECE tokens. While tokens are applied to some columns, the columns'
-    state stays in `kept`, and only the state after each run is written to the run's target slot.
+    Several runs have at most PIECE tokens together. While tokens are applied to some columns, the state of these
+    columns stays in `kept`. It is written to a run's target slot only after the last token of the run, and after every
+    PIECE tokens of a longer run.
     """
     E, P, H = block[DELTA_KEY_DIM], block[DELTA_VALUE_DIM], block[DELTA_VALUES]
     m, x, out, gate = floats(job[STORE]), floats(job[X]), floats(job[OUT]), floats(job[GATE])
@@ -244,7 +245,10 @@ def _run_head(job: Any, block: Any, head: int, runs: Any, run_: int, stop: int, 
 
 @jit
 def _end_of_chain(runs: Any, n_runs: int, i: int) -> int:
-    """Return the end of the runs from run i on that follow each other and have at most PIECE tokens together."""
+    """Return the end of a chain of runs that begins with run i.
+
+    Each further run continues the run before, and all have at most PIECE tokens together. Run i alone may have more.
+    """
     n, j = runs[i * RUN_WIDTH + RUN_ROWS], i + 1
     while j < n_runs:
         a, b = runs[(j - 1) * RUN_WIDTH :], runs[j * RUN_WIDTH :]
@@ -275,7 +279,8 @@ def delta_net(
     """Compute the gated delta rule with H value heads, norm each head's output, and multiply with the SiLU of the gate.
 
     `address` is that of the thread pool's control block, `block` that of the rule's words (`layout.py`). E and P are
-    multiples of 16. An argument `..._row` is the distance in elements from row to row. The others are addresses:
+    multiples of 16. An argument `..._row` is the distance in elements from row to row. `n_runs` is the number of runs.
+    The remaining arguments are addresses:
 
     - x: contiguous rows, each with the queries, keys and values of a token
     - gate: the gate, (T, H * P). beta: (T, H). step: the time step (dt) before its bias and softplus, (T, H)
