@@ -32,11 +32,11 @@ class Memory(NamedTuple):
     first: int  # the lowest address of any element
     size: int  # bytes from `first` to the end of the element with the highest address
     owner: np.ndarray[Any, Any]  # keeps the memory alive
-    source: Any  # the array of the caller, before conversions
+    source: Any  # the caller's array before it was copied, or the MLX array that the caller's value was converted to
 
 
 def item_size(dtype: str) -> int:
-    """Return the bytes per element."""
+    """Return the number of bytes of an element."""
     return _SIZES.get(dtype) or np.dtype(dtype).itemsize
 
 
@@ -61,7 +61,7 @@ def memory_of(array: Any, *, row_contiguous: bool) -> Memory:
 
 
 def output_bytes(shape: Sequence[int], dtype: str) -> int:
-    """Return the bytes of a row-contiguous array."""
+    """Return the number of bytes of a row-contiguous array."""
     return math.prod(shape) * item_size(dtype)
 
 
@@ -91,11 +91,11 @@ def _bytes_at(address: int, size: int) -> np.ndarray[Any, Any]:
 
 
 POISON = 0xFF  # the byte that fills buffers without an initial value: NaN in every floating type
-# All outputs together are checked for races in at most this number of bytes, because the check of a byte takes 88 bytes
-# of memory.
+# At most this number of bytes, of all outputs together, is checked for races, because the check of a byte takes 88
+# bytes of memory.
 _WATCHED = 8 << 20
 _WIDEST = 32  # the largest alignment of a Metal type in bytes: that of `long4`
-# With `Run.trace`, this number of bytes on each side of the traced byte is checked in an output larger than _WATCHED.
+# With `Run.trace`, in an output larger than _WATCHED, this number of bytes on each side of the traced byte is checked.
 _TRACED = 1024
 
 
@@ -120,7 +120,10 @@ Alignments = dict[int, int]
 
 
 def until_aligned(attempt: Callable[[], R | None]) -> R:
-    """Call `attempt`, which runs a kernel, until its result is not None. After None, buffers get larger alignments."""
+    """Call `attempt`, which runs a kernel, until its result is not None.
+
+    An `attempt` that returns None has added the larger alignments that the kernel needs, for the next call.
+    """
     with turn:
         while True:
             with pool.lending():
@@ -205,7 +208,7 @@ def _watched(run: Run, outputs: Sequence[Buffer]) -> list[tuple[int, int, bool]]
 
 
 def around(buffer: Buffer, byte: int) -> tuple[int, int, bool]:
-    """Return the part of a buffer that is checked for a trace of one byte, in the form of `_watched`."""
+    """Return the part of a buffer that is checked to trace one byte, as an item of the result of `_watched`."""
     if buffer.bytes <= _WATCHED:
         return buffer.start, buffer.bytes, False
     first = max(0, byte - _TRACED)

@@ -43,7 +43,7 @@ def norm_qkv(
         k: (NK, K).
         v: (NV, K).
         factors: (V,) float32, returned by `norm_rows` together with x; if None, this kernel computes the norm.
-        tuning: changes no bits, see `Tuning`.
+        tuning: changes the speed, but no bits; see `Tuning`.
 
     Returns:
         (V, NQ), (V, NK) and (V, NV) float32, bit-identical to three calls of `norm_project`.

@@ -20,14 +20,14 @@ class LayerKinds(Setting):
     """A flag per layer: True for layers of the first of two kinds, False for the second kind.
 
     Attributes:
-        every: the default of the interval n: the last of every n layers is of the second kind.
+        every: the default of the interval n; of every n layers, the last one is of the second kind.
         names: the names of both kinds in config.json's `layer_types`; None if the kinds are not listed there.
         interval: maps "gguf" and "hf" (config.json) to the key of n, if such files have the key.
         flags: maps "gguf" and "hf" to the key of a list with one flag per layer, if such files have the list.
         if_window: whether only models with a window have layers of the first kind.
         ends_with_second: whether a Hugging Face folder's last layer is of the second kind, whatever `layer_types` says.
         writes_usual: whether n is written to GGUF files even if it equals the default, `every`.
-        begins: whether the first of every n layers, not the last, is of the second kind; `interval` must be empty.
+        begins: whether the first of every n layers, not the last, is of the second kind; then `interval` must be empty.
     """
 
     every: int

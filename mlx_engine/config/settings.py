@@ -1,4 +1,4 @@
-"""`Settings` reads a checkpoint's settings with their types and defaults, and refuses settings that are not read.
+"""`Settings` reads a checkpoint's settings with their types and defaults, and refuses settings that no config reads.
 
 The lists below name the settings that are ignored for every architecture.
 """
@@ -99,8 +99,8 @@ OFF: Mapping[str, tuple[object, ...]] = {
 # Passed as the default of a setting that must be present.
 REQUIRED: Any = object()
 
-# The largest accepted number of layers, far above any model. Without this bound, a damaged number would cause an error
-# that lists millions of missing tensors.
+# The largest accepted number of layers, far more than any model has. Without this bound, a damaged number would cause
+# an error that lists millions of missing tensors.
 MOST_LAYERS = 10_000
 
 # The largest accepted whole number, because some kernels keep sizes and positions in 32 bits.
@@ -114,7 +114,8 @@ _COMPARABLE = (str, int, float, list, dict, type(None))
 class Settings:
     """Reads a mapping of settings and remembers which keys were read; raises UnsupportedConfigError for wrong values.
 
-    Call `refuse_rest` last. It raises an error for a setting that was not read, without which results could be wrong.
+    Call `refuse_rest` last. It raises an error for a setting that was not read, because results could be wrong if the
+    setting were ignored.
     """
 
     def __init__(self, values: Mapping[str, object], *, where: str, path: str = "") -> None:
@@ -183,7 +184,7 @@ class Settings:
         return Settings(value, where=f"{self._where}: {key}", path=f"{self._path}{key}.")
 
     def choice(self, key: str, default: Any, *others: str) -> str:
-        """Return a string: `default` or one of `others`. An absent key means `default`; if that is REQUIRED, raise."""
+        """Return `default`, which is the value of an absent key unless it is REQUIRED, or one of `others`."""
         value = self._get(key, default)
         words = others if default is REQUIRED else tuple(dict.fromkeys((default, *others)))
         if not isinstance(value, str) or value not in words:
@@ -209,7 +210,7 @@ class Settings:
         return value
 
     def pattern(self, key: str, letters: str) -> str | None:
-        """Return a string that consists of `letters`; the file may have a list of them. None if the key is absent."""
+        """Return a string of characters among `letters`; the file has a string or a list. None if the key is absent."""
         value = self._get(key, None)
         if value is None:
             return None
@@ -253,7 +254,7 @@ class Settings:
             raise self.error(key, " or ".join(map(repr, allowed)), value)
 
     def refuse_rest(self, harmless: Collection[str] = ()) -> None:
-        """Raise an error for the first key that was not read and is not harmless, unless `OFF` has its value."""
+        """Raise an error for the first key that was not read and is not harmless, unless `OFF` lists its value."""
         for key, value in self._values.items():
             if key in self._read or key in harmless:
                 continue

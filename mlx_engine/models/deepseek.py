@@ -52,7 +52,7 @@ LATENT_EPS = 1e-6
 
 
 class Mscale(Setting):
-    """YaRN's `mscale_all_dim`: attention scores have a factor that depends on it. GGUF files have a tenth of it."""
+    """YaRN's `mscale_all_dim`, which determines a factor of attention scores. GGUF files store a tenth of its value."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> float:
         if naming == "gguf":
@@ -73,7 +73,7 @@ class Mscale(Setting):
 
 
 class Rotary(RotationSetting):
-    """The setting of the rotary embedding. If `mscale` is not 0, YaRN scales the scores, not the cosines and sines."""
+    """The setting of the rotary embedding. If `Latent.mscale` is not 0, YaRN scales scores, not cosines and sines."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Rotation:
         found = super().read(s, naming, known)
@@ -96,13 +96,13 @@ class OfHead(Setting):
     """The setting of a head's size: the number of key elements without rotary embedding, or of value elements.
 
     GGUF files have a head's sizes in `attention.key_length_mla`, which includes rotated elements, and
-    `attention.value_length_mla`. They have the sizes of the cached latent in the keys without `_mla`. Older files have
-    no keys with `_mla`, and a head's sizes in the keys without it.
+    `attention.value_length_mla`. The keys without `_mla` have the sizes of cached keys and values. Older files have no
+    keys with `_mla`: there, the keys without `_mla` have a head's sizes.
 
     Attributes:
         part: "key" or "value".
         hf: the key in config.json.
-        usual: the default, or a function of the fields that were read before; REQUIRED if there is no default.
+        usual: the default, or a function that computes it from the fields read before; REQUIRED if there is none.
     """
 
     part: str
@@ -150,7 +150,7 @@ class DenseLayers(Setting):
 
 
 def one_or_all(s: Settings, key: str, config: Any) -> None:
-    """Check that there are as many KV heads as query heads, or, in GGUF files, 1, because heads share the latent."""
+    """Check that the number of KV heads equals that of query heads. GGUF files may have 1: heads share the latent."""
     s.expect(key, 1 if key.startswith("attention.") else config.n_heads, config.n_heads)
 
 
@@ -294,7 +294,7 @@ TENSORS = {
 
 
 def latent_tensors(cfg: Any, checkpoint: Checkpoint, i: int) -> list[Tensor]:
-    """Return the attention tensors of layer i, whose rows with rotary embedding are separate from the other rows."""
+    """Return the attention tensors of layer i. Rows with and without rotary embedding are in separate tensors."""
     D, H, L, R, N, V = cfg.hidden_size, cfg.n_heads, cfg.latent, cfg.rope_dim, cfg.nope_dim, cfg.value_dim
     hf, blk, width = f"model.layers.{i}.self_attn.", f"blk.{i}.", cfg.q_rank or D
     pairs = (*range(0, R, 2), *range(1, R, 2)) if cfg.is_interleaved else tuple(range(R))
@@ -357,7 +357,7 @@ def latent_attention(cfg: Latent, t: LayerTensors) -> LatentAttention:
 
 
 def with_latents(made: Plan, checkpoint: Checkpoint) -> Plan:
-    """Return the plan `made` with the attention tensors of all layers."""
+    """Return the plan `made` plus the attention tensors of all layers."""
     cfg: Any = made.config
     latents = [tensor for i in range(cfg.n_layers) for tensor in latent_tensors(cfg, checkpoint, i)]
     return replace(made, tensors=[*made.tensors, *latents])

@@ -29,7 +29,7 @@ class Config(llama.Config):
         # Both values are accepted: if config.json does not have the key, llama.cpp's converter writes True, although
         # the blocks are sequential.
         gguf={"attention.causal": True, "use_parallel_residual": (True, False)},
-        # StableLM 2 12B is refused: it has parallel blocks, and a norm with other weights for each head.
+        # StableLM 2 12B is refused: it has parallel blocks, and a norm with different weights for each head.
         hf={"hidden_act": "silu", "mlp_bias": False, "use_parallel_residual": False},
     )
 

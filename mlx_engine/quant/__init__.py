@@ -42,7 +42,7 @@ _PIECE = 1 << 16
 
 
 def readable_types() -> tuple[GGMLType, ...]:
-    """Return GGUF's types that `dequantize` supports, sorted by type number. It also supports all types of MLX."""
+    """Return GGUF's types that `dequantize` supports, sorted by type number; all types of MLX are supported, too."""
     return tuple(type_ for type_ in TYPES if type_.name in _DEQUANTIZE)
 
 

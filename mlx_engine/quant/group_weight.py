@@ -4,8 +4,8 @@ A file of MLX stores such a weight as separate tensors: its quants, scales and, 
 conversions are:
 
 - Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine", whose quants are unsigned. In Q8_0 and Q4_0, a weight
-  is d * q with the scale d and a signed quant q. So the quant is stored as q + z, and the bias is -z * d:
-  `d * q = d * (q + z) - z * d`. Scales and biases are float32, in which both products are exact.
+  is d * q with the scale d and a signed quant q. In MLX, its quant is q + z with an offset z (`OFFSETS`), and its bias
+  is -z * d: `d * q = d * (q + z) - z * d`. Scales and biases are float32, in which both products are exact.
 - MXFP4 only changes the order of the quants in a block (`packing.py`). GGUF's order is "in halves"; the order of MLX
   and of Hugging Face's folders of gpt-oss is "in pairs". The quant that means -0 in MLX means 0 in GGUF.
 """
@@ -149,11 +149,11 @@ def split(weight: Weight, type_: GroupType) -> Parts:
 
 
 def _words(columns: NDArray[np.uint8]) -> NDArray[np.generic]:
-    """View each row of (n, width) bytes as one item, because NumPy copies item by item."""
+    """View each row of (n, width) bytes as one item, so that NumPy copies whole rows, not single bytes."""
     return columns.view(f"V{columns.shape[1]}")
 
 
-# Maps the name of each type of GGUF that `in_groups` can convert to the type of MLX that it becomes.
+# Maps the name of a type of GGUF to the type of MLX into which `in_groups` converts it.
 EXACT: Mapping[str, GroupType] = {
     "Q8_0": affine(8, 32, "F32"),
     "Q4_0": affine(4, 32, "F32"),
@@ -172,7 +172,7 @@ _PART = 1 << 17
 def in_groups(weight: Weight) -> Weight:
     """Convert a weight of a type in `EXACT` to MLX's type.
 
-    Return weights of other types, and weights with scales that are not finite, unchanged.
+    A weight of another type, or with a scale or minimum that is not finite, is returned unchanged.
     """
     if weight.type.name not in EXACT:
         return weight
@@ -206,7 +206,7 @@ def _in_order(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 def in_gguf_order(weight: Weight) -> Weight:
     """Convert a weight in MLX's form of MXFP4 to GGUF's form.
 
-    Return weights of other types, and weights with infinite scales, unchanged.
+    A weight of another type, or with an infinite scale, is returned unchanged.
     """
     if weight.type != MLX:
         return weight
@@ -224,7 +224,7 @@ def in_gguf_order(weight: Weight) -> Weight:
 def in_mlx_order(weight: Weight) -> Weight:
     """Convert a weight in GGUF's form of MXFP4 to MLX's form.
 
-    Return weights of other types, and weights with the scale 2 ** 128, which MLX does not have, unchanged.
+    A weight of another type, or with the scale 2 ** 128, which MLX does not have, is returned unchanged.
     """
     if weight.type != GGUF:
         return weight

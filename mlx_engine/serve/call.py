@@ -17,7 +17,7 @@ from mlx_engine.loop.request import Request
 
 
 class Progress(NamedTuple):
-    """The lengths of an output after a step.
+    """The lengths of an output after a step of the scheduler, and the finish reason if the output is complete.
 
     The event loop reads the output only up to these lengths, and the engine thread only appends, so no lock is needed.
     """
@@ -28,7 +28,7 @@ class Progress(NamedTuple):
 
     @classmethod
     def of(cls, output: Output) -> Progress:
-        """Return the lengths of an output; called by the engine thread between two steps."""
+        """Return the progress of an output; called by the engine thread between two steps."""
         return cls(len(output.token_ids), len(output.pieces), output.finish_reason)
 
 
@@ -37,7 +37,8 @@ class Call:
 
     Attributes:
         requests: the requests, in the order of the prompts.
-        accepted: a future that is done when the scheduler has accepted the requests, or has the error of their refusal.
+        accepted: a future that is done when the scheduler has accepted or refused the requests; if it has refused them,
+            the future has the error.
         error: the error with which the requests were refused, or which ended at least one of them; or None.
         received: the time at which the body had been read and the model was loaded, in seconds of the server's clock.
         tokenized: the time at which all prompts had been encoded.
@@ -92,7 +93,7 @@ class Call:
         return "decode"
 
     def update(self, reached: Mapping[Request, Sequence[Progress]], error: Exception | None = None) -> None:
-        """Store the progress of the requests and the first error, and wake the coroutine that waits in `changed`."""
+        """Store new progress of requests, and the first error; wake the coroutine that waits in `changed`."""
         self._reached.update({request: list(of) for request, of in reached.items() if request in self._reached})
         self.error = self.error or error
         self._changed.set()

@@ -55,7 +55,7 @@ REFUSED = {
     "background": "this server stores no responses: leave it out, and read the stream",
     "top_logprobs": "log-probabilities are available on /v1/chat/completions",
 }
-# Maps refused parameters to the one value that is accepted, because it has no effect.
+# Maps some parameters of REFUSED to a value that is accepted because it has no effect.
 HARMLESS: Mapping[str, object] = {"background": False, "top_logprobs": 0}
 
 
@@ -171,9 +171,9 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         self.input, self.tools = "", None
 
     def check(self, slots: int) -> None:
-        """Raise ApiError if a parameter is refused or invalid, except `input`, `tools` and `text`.
+        """Raise ApiError if a parameter is refused or invalid.
 
-        `read` checks `input` and `tools`, and `asked` checks `text`.
+        Three parameters are checked elsewhere: `input` and `tools` by `read`, `text` by `asked`.
         """
         for name, why in REFUSED.items():
             if getattr(self, name) not in (None, HARMLESS.get(name)):
@@ -253,7 +253,7 @@ class Tools:
                 chat.ignore(f"tool {kind:.80}")
 
     def flat_name(self, namespace: str | None, name: str) -> str:
-        """Return a tool's name in the chat. A call in `input` may name a tool that the request's `tools` lack."""
+        """Return a tool's name in the chat. A tool that only a call in `input` names gets a name, too."""
         return self._flat.get((namespace, name)) or _flat(namespace, name)
 
     def _read_namespace(self, chat: Chat, namespace: Json, at: str) -> None:
@@ -363,7 +363,7 @@ class ResponsesReply(PartsReply):
         return self._event("response.created", response=self._running()) + self.heartbeat()
 
     def heartbeat(self) -> bytes:
-        """Return the event `response.in_progress`. A comment is not enough: clients do not count it as activity."""
+        """Return the event `response.in_progress`, because clients do not count SSE comments as activity."""
         return self._event("response.in_progress", response=self._running())
 
     def end(self) -> bytes:

@@ -1,22 +1,22 @@
-"""Gemv in fixed point (`--activations i16`): multiply a few tokens with rows as they are stored, 8 rows at a time.
+"""Gemv in fixed point (`--activations i16`): multiply a few tokens with weight rows as stored, 8 rows at a time.
 
 Activations are quantised to int16, with a scale per block of 32 columns; `products/fixed_numpy.py` defines the
 arithmetic. Within a block, the sum of the products of quants is an exact integer, so the order of its terms is free.
 The sums of 8 rows are then multiplied by the scales of the rows and of the token, and added to 8 floats, one lane per
 row.
 
-A register holds 16 columns of several rows, 16 bytes per row: two rows with AVX2, four with AVX-512, one with NEON. The
-partial sums of a row are in the row's 16 bytes, and are added there. There are two forms of operands:
+A register holds 16 columns of several rows, 16 bytes per row: two rows with AVX2, four with AVX-512, one with NEON. A
+register of sums has four int32 partial sums of each row, also in 16 bytes. There are two forms of operands:
 
-- *pairs*: shifts or masks convert the bytes of a row to int16, those of even columns in one register and those of odd
-  columns in another; on x86-64 one instruction multiplies the int16 and adds each two adjacent products
+- *pairs*: shifts or masks convert the bytes of a row to int16, in one register for the even columns and in another one
+  for the odd columns. On x86-64, one instruction multiplies the int16 and adds each two adjacent products.
 - *digits*, on arm64 with sdot and on x86-64 with VNNI: the quants of rows stay bytes, and a token's quant is two bytes,
-  `256 * high + low`
+  `256 * high + low`.
 
-A token's *record* has RECORD_BYTES for each block of 32 columns: the token's quants, then its scale and sums (`SCALE`,
-...). The quants are stored for each 16 columns separately: in pairs, 8 quants of even columns, then 8 of odd columns;
-in digits, 16 high bytes, then 16 low bytes. The records of two tokens are interleaved block by block; the records of
-the next two tokens follow.
+A token has a *record* of RECORD_BYTES for each block of 32 columns: the token's quants, then its scale and sums
+(`SCALE`, ...). The quants are stored for each 16 columns separately: in pairs, 8 quants of even columns, then 8 of odd
+columns; in digits, 16 high bytes, then 16 low bytes. Two tokens are stored together: both records of the first block,
+then both of the second block, ... The records of the next two tokens follow.
 """
 
 from __future__ import annotations
@@ -43,19 +43,18 @@ _F16, _F32 = ir.HalfType(), ir.FloatType()
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _SUMS, _FLOATS, _WORDS = ir.VectorType(_I32, 8), ir.VectorType(_F32, 8), ir.VectorType(_I16, 8)
 
-# Number of rows in a register. ROWS (8) rows are multiplied together.
+# Number of rows in a register, and number of registers for the ROWS (8) rows that are multiplied together.
 _IN_REGISTER = register_lanes() // 4
 _REGISTERS = ROWS // _IN_REGISTER
-# Number of blocks of 32 columns that a step (`_step`) adds. With AVX-512, the sums of two blocks are reduced together,
-# with half as many instructions.
+# Number of blocks of 32 columns whose sums are reduced together. With AVX-512, this takes half as many instructions.
 TOGETHER = 2 if _REGISTERS == 2 else 1
 # Whether operands are digits: sdot needs bytes, and VNNI's vpdpbusd adds four products of bytes at once.
 DIGITS = QUADS or pair_dot().endswith("vpdpwssd")
-# The most tokens that a kernel multiplies at a time.
+# The most tokens that are multiplied with 8 rows at a time.
 PAIR = 2
 # The most tokens that are multiplied with rows as they are stored. For more tokens, tiles (`fixed_tile.py`) are faster,
-# except for Q4_K with VNNI. The CPU time of tiles divided by that of stored rows, on one thread of a Xeon, for Q8_0,
-# Q4_K and Q6_K:
+# except for Q4_K with VNNI. On one thread of a Xeon, the CPU time of tiles divided by the CPU time of stored rows was,
+# for Q8_0, Q4_K and Q6_K:
 # - with VNNI, 0.67, 1.02 and 0.66 for 8 tokens; 0.75, 1.24 and 0.86 for 5 tokens
 # - with AVX2, 0.66, 0.88 and 0.69 for 8 tokens; 0.73, 0.98 and 0.85 for 5 tokens; for Q8_0 and 4 tokens, 1.23
 TOKENS = PAIR if QUADS else 4
@@ -65,21 +64,23 @@ RECORD_BYTES = 96
 # - int32: WHOLE_TOTAL, the sum of the quants times TIMES_OF_WHOLE; WHOLE_HALVES, the sum of each 16 columns times
 #   TIMES_OF_HALVES
 SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
-# The quants of Q4_0 are stored plus 8, those of Q6_K, which has a scale for each 16 columns, plus 32. The int32 sums in
-# a record are multiplied by these factors, so that one addition corrects a sum of products.
+# Files store the quants of Q4_0 plus 8, and the quants of Q6_K, which has a scale for each 16 columns, plus 32. The
+# int32 sums in a record are multiplied by these factors, so that one addition corrects a sum of products.
 TIMES_OF_WHOLE, TIMES_OF_HALVES = -8, -32
 
-# How the quants of rows are stored: BYTES and UNSIGNED_BYTES, 32 bytes; NIBBLES, 16 bytes with the first 16 columns in
-# the low four bits and the next 16 in the high four bits; NIBBLES_OF_64, 32 bytes with the first 32 columns in the low
-# four bits and the next 32 in the high four bits; SIX_BITS_OF_128, 64 bytes with the low four bits and 32 bytes with
-# the high two bits of 128 columns, as in Q6_K.
+# The forms in which the quants of rows are stored:
+# - BYTES and UNSIGNED_BYTES: 32 bytes for 32 columns
+# - NIBBLES: 16 bytes, with the first 16 columns in the low four bits and the next 16 in the high four bits
+# - NIBBLES_OF_64: 32 bytes, with the first 32 columns in the low four bits and the next 32 in the high four bits
+# - SIX_BITS_OF_128: 64 bytes with the low four bits and 32 bytes with the high two bits of 128 columns, as in Q6_K
 BYTES, UNSIGNED_BYTES, NIBBLES, NIBBLES_OF_64, SIX_BITS_OF_128 = range(5)
-# {form: number of blocks of 32 columns} of the forms that have several blocks.
+# Maps each form for more than 32 columns to its number of blocks of 32 columns.
 _BLOCKS = {NIBBLES_OF_64: 2, SIX_BITS_OF_128: 4}
-# Whether the high four bits of NIBBLES_OF_64 are multiplied in place, as 16 times the quant. Only their sums are then
-# shifted, which takes fewer instructions. sdot multiplies signed bytes, so it needs shifted bits.
+# Whether the high four bits of NIBBLES_OF_64 are multiplied in place, as 16 times the quant. Then only the sums of
+# products are shifted, which takes fewer instructions. sdot multiplies signed bytes, so it needs shifted bits.
 _IN_PLACE = not QUADS
-# With digits, the form whose bytes are moved by 128: sdot needs signed bytes of rows, and vpdpbusd unsigned bytes.
+# The form whose bytes need an offset of 128 with digits: sdot needs signed bytes of rows, so 128 is subtracted from
+# unsigned bytes; vpdpbusd needs unsigned bytes, so 128 is added to signed bytes.
 _MOVED = UNSIGNED_BYTES if QUADS else BYTES
 
 
@@ -91,7 +92,7 @@ packed_16 = Vector(types.int8, ir.VectorType(_I8, 16))
 
 
 def _blocks_at_once(block_bytes: int, words: int) -> int:
-    """Return how many blocks' scales one load of 64 bytes reads, 2 or 4; 0 if neither is possible.
+    """Return the number of blocks whose scales one load of 64 bytes reads, 2 or 4; 0 if neither is possible.
 
     `words` is `Scales.words`. Only AVX-512 has such loads. The blocks have at least 64 bytes together, so that the load
     does not read beyond them.
@@ -103,7 +104,8 @@ def _blocks_at_once(block_bytes: int, words: int) -> int:
 def _scales_of_blocks(block_bytes: int, words: int) -> Any:
     """Make the function that returns the scales and the offsets of `_blocks_at_once` blocks of the rows at 8 addresses.
 
-    One instruction per row moves the row's scales from its 64 bytes to the row's lanes.
+    `words` is 1 for scales only, 2 for scales and offsets. For each of them, one instruction per row moves the row's
+    numbers from its 64 bytes to the row's lanes.
     """
     n = _blocks_at_once(block_bytes, words)
     several = types.UniTuple(floats_8, n)
@@ -225,7 +227,7 @@ def _minus(typing: Any, a: Any) -> Any:
 
 @inlined
 def put_scales_of_6(to: int, rows: Any, at: int) -> None:
-    """For the Q4_K or Q5_K blocks at byte `at` of 8 rows, write 8 scales and 8 negative minima to address `to`.
+    """For the Q4_K or Q5_K blocks at byte `at` of 8 rows, write 8 scales and 8 negated minima to address `to`.
 
     `load_scales_of_6` describes the bits.
     """
@@ -310,9 +312,10 @@ def _halves_of(builder: Any, rows: list[Any], stored: int) -> tuple[list[Any], l
 def _unpacked(builder: Any, rows: list[Any], places: list[Any], stored: int) -> Iterator[list[Any]]:
     """Yield lists of blocks of 32 columns; a block is two lists of registers, as `_halves_of` returns them.
 
-    If the form `stored` has one block, `rows` are the quants of 8 rows for each block, and one list is yielded, which
-    has all registers. Otherwise (`_BLOCKS`) `rows` are the addresses of 8 rows, `places` the byte offsets of parts of
-    16 bytes, and each list has two of the registers of every block, because AVX2 has too few registers for all.
+    If the form `stored` is not in `_BLOCKS`, `rows` has the quants of 8 rows for each block. One list is yielded, whose
+    blocks have all their registers. If the form is in `_BLOCKS`, `rows` has the addresses of 8 rows, and `places` the
+    byte offsets of parts of 16 bytes. Each list then has two of the registers of every block, because AVX2 has too few
+    registers for all.
     """
     if stored not in _BLOCKS:
         yield [_halves_of(builder, rows[at : at + ROWS], stored) for at in range(0, len(rows), ROWS)]
@@ -368,7 +371,7 @@ def _token(builder: Any, record: Any, half: int) -> list[Any]:
 
 
 def _digit_dots(builder: Any, operands: list[list[Any]], x: list[list[Any]]) -> Any:
-    """Return the sums of products of one register of unsigned bytes, by vpdpbusd: four sums for each row."""
+    """Return the sums of products of a register of rows, as unsigned bytes, by vpdpbusd: four sums for each row."""
     kind = ir.VectorType(_I32, register_lanes())
     name, eight = f"llvm.x86.avx512.vpdpbusd.{32 * kind.count}", ir.Constant(kind, [8] * kind.count)
     found = ir.Constant(kind, None)
@@ -444,7 +447,7 @@ def _all_folded(builder: Any, sums: list[list[Any]]) -> list[Any]:
     return [one for a, b in pairs for one in _folded_pair(builder, a, b)]
 
 
-# ---- one step: 32 columns of 8 rows, or 64 ----
+# ---- one step: 32, 64 or 128 columns of 8 rows ----
 
 
 class _Step:
@@ -513,7 +516,7 @@ def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1)
     """Make the function that adds blocks of 32 columns of 8 rows to the products of n tokens.
 
     Its arguments `rows` and `places` are those of `_unpacked`. `stored`, `kind` and `minus` are those of
-    `eight_rows_by_parts`. A call adds `together` blocks; if the form `stored` has several blocks, a call adds these.
+    `eight_rows_by_parts`. A call adds `together` blocks, or all blocks of a form in `_BLOCKS`.
     """
     n_blocks, per_block = _BLOCKS.get(stored, together), 2 if kind & HALVES else 1
 
@@ -684,8 +687,8 @@ def _eight(quants: Callable[..., Any]) -> Any:
 def scales_of_rows(scales_of: Callable[..., Any], n_vectors: int = 1) -> Any:
     """Make a function that can be the argument `write` of `eight_rows_by_parts`.
 
-    `scales_of(blocks, at)` returns a SIMD vector of scales of the block at byte `at`; if `n_vectors` is 2, also one of
-    minima.
+    `scales_of(blocks, at)` returns a SIMD vector of scales of the block at byte `at`; if `n_vectors` is 2, also a
+    vector of minima.
     """
 
     @inlined
@@ -713,14 +716,14 @@ def eight_rows_by_parts(
     """Make the kernel of a format whose blocks have 256 weights.
 
     `write(to, rows, at)` writes the scales of the blocks at byte `at` of 8 rows to address `to`: scale 0 of all rows,
-    then scale 1 of all rows, ..., then likewise the negative minima, if there are any.
+    then scale 1 of all rows, ..., then likewise the negated minima, if there are any.
 
     `quants(blocks, at, p)` returns quants 64 p to 64 p + 63 of the block at byte `at`: two vectors of 32 quants, in the
-    form `stored`: BYTES, ... For NIBBLES_OF_64 and SIX_BITS_OF_128, `quants(p)` instead returns the byte offsets in a
-    block at which parts of 16 bytes begin: those with quants 64 p to 64 p + 63, or 128 p to 128 p + 127.
+    form `stored`: BYTES, ... For NIBBLES_OF_64 and SIX_BITS_OF_128, `quants(p)` instead returns the byte offsets, in a
+    block, of the parts of 16 bytes that have quants 64 p to 64 p + 63, or 128 p to 128 p + 127.
 
-    `kind` is a sum of HALVES and BIASED (`panels.py`), or 0. `minus` is subtracted from every quant. It is a multiple
-    of 8, or with HALVES of 32.
+    `kind` is a sum of HALVES and BIASED (`panels.py`), or 0. `minus`, which is subtracted from every quant, is a
+    multiple of 8; with HALVES, a multiple of 32.
     """
     n_parts = 8 // _BLOCKS.get(stored, 2)
 
@@ -751,7 +754,7 @@ def eight_rows_by_parts(
 
 
 def _scales_from(n: int, kind: int) -> Any:
-    """Make the function that returns n scales, from scale i on, and n offsets (the scales again if not BIASED)."""
+    """Make the function that returns n scales, from scale i on, and n offsets (without BIASED, the scales again)."""
     load, is_biased, minima = _load_scales(n), kind & BIASED != 0, 16 if kind & HALVES else 8
 
     @jit
@@ -806,8 +809,8 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
 
         Args:
             n_tokens: 1 or more.
-            rows: addresses of the first row of each range.
-            last: for each range, the address of its matrix's last row, which is read in place of rows beyond it.
+            rows: for each range, the address of its first row.
+            last: for each range, the address of its matrix's last row, which is read in place of rows beyond the end.
             step: bytes from one row to the next.
             count: rows of each range. An odd count is rounded up, so y must have space for one more row.
             n_columns: columns of the rows, a multiple of 32 and of a block.

@@ -1,4 +1,4 @@
-"""The NumPy definition of the order of summation, to the last bit: dot products, attention, sums of exponentials.
+"""Define in NumPy, to the last bit, the results of dot products, attention and sums of exponentials.
 
 The compiled kernels (`tile.py`, `attention.py`, `sum_exp.py`) must give the same bits for any number of rows, on any
 processor. Arrays are float32, except for sums of exponentials.
@@ -34,7 +34,7 @@ def fma(a: Floats, b: Floats, c: Floats | np.float32) -> Floats:
 
 
 def halves(sums: Floats) -> Floats:
-    """Return the sum over the last axis, whose length is a power of 2, by adding halves."""
+    """Return the sum over the last axis, of length 2**n: add its two halves until one element is left."""
     while sums.shape[-1] > 1:
         half = sums.shape[-1] // 2
         sums = sums[..., :half] + sums[..., half:]
@@ -103,7 +103,7 @@ def attend(
             C tokens, and a query attends only to the tokens of its chunk.
         scale: factor of the scores.
         softcap: the cap of the scores; 0 means none.
-        sinks: (H,), an additional score for each query head, which has no value.
+        sinks: (H,), an additional score for each query head, without a key or a value; None if there are none.
     """
     (n_tokens, n_heads, width), n_kv_heads = q.shape, kv.shape[1]
     out = np.empty_like(q)
@@ -121,10 +121,11 @@ def attend(
 def _attend_token(
     q: Floats, kv: Floats, begin: int, end: int, factors: tuple[np.float32, np.float32], sinks: Floats | None
 ) -> Floats:
-    """Return (H, E) attention of one token over keys [begin, end); q is (G, H / G, 1, E), kv (2, G, 1, S, E).
+    """Return (H, E) attention of one token over keys [begin, end).
 
-    `factors` are (scale, inner): a score is `scale * tanh(inner * dot)`, or `scale * dot` if inner is 0. Scores and
-    sinks, (G, H / G), include the factor 1 / ln 2, because weights are computed as `2**score`.
+    q is (G, H / G, 1, E), kv is (2, G, 1, S, E), and sinks are (G, H / G). `factors` are (scale, inner): a score is
+    `scale * tanh(inner * dot)`, or `scale * dot` if inner is 0. Scores and sinks include the factor 1 / ln 2, because
+    weights are computed as `2**score`.
     """
     scale, inner = factors
     largest = np.full(q.shape[:2], -np.inf, dtype=np.float32)
@@ -168,7 +169,7 @@ SQUARINGS = 3
 
 
 def _taylor(degree: int) -> tuple[float, ...]:
-    # Only multiplications and divisions are used, because the C library's pow may round differently on another system.
+    # Powers are computed by multiplication, because the C library's `pow` may round differently on another system.
     found = [1.0]
     for k in range(1, degree + 1):
         found.append(found[-1] * (0.6931471805599453 / 2**SQUARINGS) / k)
@@ -198,7 +199,7 @@ def exp(x: Doubles) -> Doubles:
 
 
 def sum_exp(row: NDArray[np.float32], top: float) -> float:
-    """Return `sum(exp(row - top))` of (V,) logits, whose largest is `top`, in float64."""
+    """Return `sum(exp(row - top))` in float64; `row` is (V,) logits, and `top` the largest of them."""
     sums = np.zeros(LANES)
     for first in range(0, len(row), _STEP):
         part = row[first : first + _STEP]

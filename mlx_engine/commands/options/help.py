@@ -13,8 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from mlx_engine.commands.console import is_plain
 
-# The greatest widths, in characters, of a panel and of its column of flags. After a longer flag, the text begins on
-# the next line.
+# The greatest widths, in characters, of a panel and of its column of flags. The help of a longer flag begins on the
+# next line.
 MOST_COLUMNS, MOST_FLAGS = 100, 28
 
 HELP_ALL = "help_all"
@@ -49,7 +49,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands whose help has a panel with their names and summaries."""
+    """A group of commands. Its help has a panel of options, and a panel of the commands' names and summaries."""
 
     summaries: ClassVar[dict[str, str]] = {}
 
