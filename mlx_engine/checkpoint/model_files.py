@@ -195,8 +195,8 @@ def refuse_other_folders(folder: Path) -> None:
     raise SourceError(f"{folder}: not a model folder (config.json and safetensors): found {found}; {hint}")
 
 
-# The result of a function in `FOLDER_KINDS`, which recognises one kind of folder without a model: a description of the
-# folder, and a hint; None if the folder is of another kind.
+# The result of a function in `FOLDER_KINDS`, each of which recognises one kind of folder that is not a model folder: a
+# description of the folder, and a hint; None if the folder is of another kind.
 Found = tuple[str, str] | None
 
 

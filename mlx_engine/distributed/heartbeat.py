@@ -37,8 +37,8 @@ INTERVAL, LIMIT = 0.5, 8.0
 JOINING, RETRY = 60.0, 0.05
 # Seconds that rank 0 waits for the other ranks to end when the run has ended.
 PATIENCE = 5.0
-# Seconds that a rank other than 0 waits before it reports an error. Most errors occur on all ranks, and rank 0 reports
-# them first.
+# Seconds that a rank with an error waits before it reports the error. Most errors occur on several ranks, and another
+# rank reports them first: rank 0, or the rank that caused the error.
 COURTESY = 1.0
 # Seconds that the last rank waits before it connects, so that rank 0 is already listening. After a refused connection
 # MLX would wait for 1 s.
@@ -377,8 +377,8 @@ class Heartbeat:
                 self._give_up(f"{self._names([(rank - 1) % len(ranks)])}: {found}")
             elif report.awaited_gather and all(each.gathers >= report.awaited_gather for each in reports):
                 waiting = [each for each in ranks if reports[each].awaited_gather == report.awaited_gather]
-                # If the gather has ended on some ranks, name these ranks: it can end on a rank that has not sent its
-                # whole array, because the rank lacks memory or its link is lost.
+                # If the gather has ended on some ranks, name these ranks: it can end on a rank that has not sent all
+                # blocks to the next rank, because it lacks memory or its link is lost.
                 named = [each for each in ranks if each not in waiting] or waiting
                 found = f"a gather that all ranks have begun does not end on {self._names(waiting)}"
                 self._give_up(f"{self._names(named)}: {found}")
