@@ -99,14 +99,15 @@ from .products.linear_job import ceil_div
 def _at(values: int, n_tokens: int, step: Any, word: int) -> Any:
     """Return the address of an input of a step; 0 if the input is absent.
 
-    `step[word]` (A_AT, ...) is the offset of the value in floats per token, and `step[word + 1]` the first column.
+    `word` is A_AT, B_AT, C_AT or D_AT. `n_tokens * step[word]` is the offset in `values`, in floats, of the array that
+    contains the input, and `step[word + 1]` is the first column of the input in this array.
     """
     return 0 if step[word] < 0 else values + 4 * (n_tokens * step[word] + step[word + 1])
 
 
 @jit
 def _out(values: int, n_tokens: int, step: Any, word: int) -> Any:
-    """Return the address of an output of a step; `step[word]` is the offset of the value in floats per token."""
+    """Return the address of an output of a step. Its offset in `values` is `n_tokens * step[word]` floats."""
     return values + 4 * n_tokens * step[word]
 
 
@@ -152,9 +153,10 @@ def _move(source: int, row: int, n_rows: int, width: int, out: int, out_row: int
 
 @jit
 def _head_linear(address: int, project: int, step: Any, n_rows: int, x: int, work: int, out: int) -> None:
-    """Multiply the first k elements of each head with the head's own matrix (n, k), one head of all rows at a time.
+    """Multiply the first k elements of each head by this head's matrix (n, k) (HEAD_LINEAR in `layout.py`).
 
-    `work` has space for the inputs and products of one head, and for the scratch of `project`.
+    Heads are processed one at a time, each for all rows. `work` has space for the inputs and products of one head, and
+    for the scratch memory of `project`.
     """
     n_heads, k, n = step[N_HEADS], step[N_KV_HEADS], step[ROW_WIDTH]
     width, blocks = step[A_ROW] // n_heads, words(step[STEP_BLOCK])
@@ -189,7 +191,7 @@ def _append(address: int, entries: Any, step: Any, kv: Any, n_tokens: int, k: in
 
 @jit
 def _run_step(address: int, program: int, step: Any, of: Any, layers: int, values: int, work: int, parts: int) -> None:
-    """Run one step; `of` has the words of the forward pass."""
+    """Run one step. `of` has the parameters of the forward pass (PASS_TOKENS, ... in `layout.py`)."""
     entries, n_tokens = words(program), of[PASS_TOKENS]
     n_rows = of[PASS_ROWS] if step[WANTED] != 0 else n_tokens
     a, b = _at(values, n_tokens, step, A_AT), _at(values, n_tokens, step, B_AT)
@@ -265,13 +267,13 @@ def run_steps(
     work: int,
     parts: int,
 ) -> None:
-    """Run the steps from `first` to before `end` of a program.
+    """Run the steps [first, end) of a program.
 
     The other arguments are addresses:
 
     - address: of the thread pool's control block
-    - program, forward_pass: of the words of the program and of the pass (`layout.py`)
-    - layers: of the words of the layers' keys, values and states
+    - program, forward_pass: of the descriptors of the program and of the pass (`layout.py`)
+    - layers: of the descriptors of the layers' keys, values and states (KV_STORE, ... in `layout.py`)
     - values: of the memory of all inputs and outputs of steps; a multiple of 64
     - work: of scratch memory for `project`, `run_experts` and `_head_linear`
     - parts: of memory for the results of attention over blocks of keys (`attend`)

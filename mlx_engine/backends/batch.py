@@ -17,7 +17,7 @@ import numpy as np
 from mlx_engine.backends.parameters import Array, Native, Token
 from mlx_engine.kernels.cached import cached_property
 
-# The tokens whose logits a pass returns. For the chunks of a long prompt except the last chunk, usually "none".
+# The tokens whose logits a pass returns. For a chunk of a long prompt, usually "none", except for the last chunk.
 Wanted = Literal["every", "some", "none"]
 
 
@@ -136,7 +136,7 @@ class Stores:
 
     @property
     def arrays(self) -> list[Array]:
-        """The stores of all layers, for a lazy backend to wait for."""
+        """The KV stores and states of all layers. A lazy backend waits until these arrays are computed."""
         return [*(store for store in self.layers if store is not None), *(s for of in self.states for s in of)]
 
 
@@ -157,11 +157,12 @@ class Batch:
         stores: the KV stores of all layers.
         groups: one `KVGroup` per attention window.
         runs: (n, 4) int64, see `StateView`. Empty if no layer has a state.
-        best: how many logits of each wanted row the samplers need, from the largest on; None if they need all. Ranks
-            send each other only the needed logits; see `Backend.all_best` and `distributed/pipeline.py`.
+        best: the number k if the samplers need only the k largest logits of each wanted row; None if they need all.
+            Ranks (processes that share the model) send each other only the needed logits; see `Backend.all_best` and
+            `distributed/pipeline.py`.
         keeps_hidden: whether the pass sets `hidden`.
         hidden: set by the pass: the hidden states (T, D) of all tokens after the last norm; None if not kept.
-        adapters: (B,) for each sequence, the row of its adapter in `Adapters.masks`; 0 if it has no adapter.
+        adapters: (B,) for each sequence, the row of its LoRA adapter in `Adapters.masks`; 0 if it has no adapter.
     """
 
     ids: Sequence[Token]

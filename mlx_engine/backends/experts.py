@@ -26,7 +26,7 @@ class Routing:
     of a chosen expert is its score, without the bias.
 
     Attributes:
-        n_used: C.
+        n_used: C, the number of experts that each token uses.
         normalize: whether the weights of a token's experts are divided by their sum plus `sum_eps`.
         scales: (X,) a factor of each expert's weight, applied last; None for 1. Prepared by `Backend.prepare`.
         bias: (X,) added to the scores only to choose experts; None for 0. Prepared by `Backend.prepare`.
@@ -54,7 +54,7 @@ class Routing:
 
     @property
     def ranks_logits(self) -> bool:
-        """Whether experts are chosen by their logits, and not by `score + bias`: softmax keeps the order of logits."""
+        """Whether experts are chosen by their logits: without bias and groups, softmax scores have the same order."""
         return self.scoring == "softmax" and self.bias is None and self.groups is None
 
 
@@ -67,7 +67,8 @@ class ExpertLinear:
         weights: the result of `Backend.stack`.
         shape: (N, K).
         nbytes: bytes of all matrices.
-        is_partial: whether this rank has only some columns of each matrix, so that products must be summed over ranks.
+        is_partial: whether this rank (process) has only some columns of each matrix, so that products must be summed
+            over all ranks.
     """
 
     name: str
@@ -136,7 +137,7 @@ class Experts:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all experts, without the router."""
+        """The bytes of the X experts' matrices, without the router and the shared expert."""
         return sum(linear.nbytes for linear in self.matrices)
 
     @property
@@ -184,7 +185,7 @@ class Residents:
     Each pass multiplies the earlier counts by `DECAY`.
 
     Attributes:
-        slots: (X,) the slot of each expert, or -1.
+        slots: (X,) the slot of each expert; -1 for an expert that is not in memory.
     """
 
     def __init__(self, n_experts: int, n_slots: int) -> None:
@@ -201,7 +202,7 @@ class Residents:
         return int(free[0]) if len(free) else None
 
     def coldest(self, kept: np.ndarray) -> int | None:
-        """Return the least often chosen expert in memory whose `kept` (X,) bool is False; None if there is none."""
+        """Return the least often chosen expert in memory that is not in the mask `kept` (X,); None if all are kept."""
         candidates = np.flatnonzero((self.slots >= 0) & ~kept)
         return int(candidates[self._rates[candidates].argmin()]) if len(candidates) else None
 

@@ -19,7 +19,7 @@ TIMEOUT = 5.0
 
 # Errors with which the hub refuses a request. Other OSErrors have other causes, such as a full disk or no network.
 REFUSALS = (HfHubHTTPError, EntryNotFoundError)
-# Errors of the file system when a download is written to the cache.
+# Numbers of file system errors that prevent writing a download to the cache.
 _LOCAL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -66,7 +66,7 @@ def download(repo: str, file: str | None) -> Path:
 
 
 def is_cached(repo: str, file: str | None) -> bool:
-    """Return whether `download` without a network would find the model in the cache. No network access."""
+    """Return whether `download` would find the model in the cache if there were no network. Send no request."""
     try:
         _check_file_name(repo, file)
         return _cached(repo, file) is not None
@@ -116,7 +116,7 @@ def _fetch(repo: str, file: str | None, *, offline: bool) -> Path:
 
 
 def _choose(repo: str, files: Sequence[str], wanted: str | None) -> str | None:
-    """Return the GGUF file to download; None for the safetensors folder. `wanted` is as `file` in `download`."""
+    """Return the GGUF file to download; None for the safetensors folder. `wanted` is `file` of `download`."""
     if wanted is not None and not is_type(wanted):
         return wanted
     # Leave out the later parts of split files, and files with encoders of images or audio (mmproj).

@@ -26,8 +26,8 @@ class Checkpoint:
         where: the file or folder, for error messages.
         naming: "gguf" or "hf": whether tensors and settings have the names of GGUF or of Hugging Face transformers.
         architecture: GGUF's general.architecture, or config.json's model_type.
-        settings: the GGUF metadata whose keys begin with the architecture's prefix, without the prefix; or config.json,
-            without those settings of quantisation that `shapes` and `weight` already take into account.
+        settings: of a GGUF file, the metadata whose keys begin with the architecture's prefix, which is removed from
+            the keys. Of a folder, config.json, without the settings of quantisation that `weight` already applies.
         metadata: all GGUF metadata; empty for a folder.
         shapes: maps the name of each tensor to its row-major shape. For a quantised matrix, this is the shape of its
             weights, not of its quants.
@@ -49,7 +49,7 @@ class Checkpoint:
 
     @property
     def n_embeddings(self) -> int:
-        """Rows of the GGUF embedding table; without a table, tokens of the vocabulary; without both, 1."""
+        """The number of rows of the GGUF embedding table; without a table, the vocabulary size; without both, 1."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         n_tokens = len(tokens) if isinstance(tokens, list) else 0
         return (self.shapes.get("token_embd.weight") or (max(n_tokens, 1),))[0]
@@ -58,8 +58,8 @@ class Checkpoint:
 def open_checkpoint(path: Path, *, expand: bool = True) -> Checkpoint:
     """Open a GGUF file, or a Hugging Face folder with config.json and safetensors.
 
-    With `expand`, the tensors of a layer that GPTQ, AWQ or a similar program has quantised become one weight; without
-    it, they stay as they are stored.
+    If GPTQ, AWQ or a similar program has quantised a layer, the layer has several tensors. With `expand`, the
+    checkpoint has one weight in their place; without `expand`, it has the tensors as they are stored.
 
     Raises:
         SourceError: there is no such file or folder, or it cannot be read.
@@ -140,8 +140,8 @@ def _expanded(checkpoint: Checkpoint, layers: Mapping[str, Layer]) -> Checkpoint
     )
 
 
-# Maps a GGUF file's `general.type`, or if that is not a key, its `general.architecture`, to a description and a hint.
-# These files have no model.
+# Maps each kind of GGUF file that has no model to a description and a hint. The kind is the file's `general.type` if
+# the map has this key, else the file's `general.architecture`.
 GGUF_KINDS = {
     "adapter": (
         "a LoRA adapter, which changes a model's weights and has none of its own",
@@ -159,7 +159,7 @@ GGUF_KINDS = {
     "controlvector": ("a control vector, which steers a model", "name the file of the model"),
 }
 GGUF_KINDS["clip"] = GGUF_KINDS["mmproj"]
-# Commands for hints, which convert other folders to safetensors. The user replaces OUT by the name of a new folder.
+# Commands that hints suggest, to make a folder with safetensors. The user replaces OUT by the name of this new folder.
 FROM_TORCH = (
     'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
     "[kind.from_pretrained({folder!r}).save_pretrained('OUT') for kind in (M, T)]\""
@@ -195,7 +195,8 @@ def refuse_other_folders(folder: Path) -> None:
     raise SourceError(f"{folder}: not a model folder (config.json and safetensors): found {found}; {hint}")
 
 
-# A description of a folder and a hint; None if the folder is of another kind.
+# The result of a function in `FOLDER_KINDS`, each of which recognises one kind of folder that is not a model folder: a
+# description of the folder, and a hint; None if the folder is of another kind.
 Found = tuple[str, str] | None
 
 

@@ -46,7 +46,7 @@ class ToolCall(NamedTuple):
 def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Return a description of each tool, in the form of OpenAI's API.
 
-    `function_tool` describes functions. In given descriptions, missing fields are added.
+    A tool is a function, which `function_tool` describes, or a description, to which missing fields are added.
 
     Raises:
         OptionError: a tool is neither a valid description nor a function that `function_tool` can describe, or two
@@ -61,7 +61,7 @@ def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def _checked(tool: Any, i: int) -> dict[str, Any]:
-    """Check and complete a description of a tool, which may lack the outer object with the key `function`."""
+    """Check a description of a tool, and add missing fields, also the outer object with the key `function`."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     schema = function.get("parameters") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
@@ -114,7 +114,7 @@ def _name(function: Function) -> str:
 
 
 def _struct(function: Function) -> Any:
-    """Return a type whose fields are the parameters of a function."""
+    """Return a msgspec.Struct type whose fields are the parameters of a function."""
     import msgspec
 
     name = _name(function)

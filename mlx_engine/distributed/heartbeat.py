@@ -30,20 +30,20 @@ from typing import Any, NamedTuple, TypeVar
 
 from mlx_engine.errors import DistributedError
 
-# Seconds between beats, and seconds without a beat after which a rank counts as dead; all ranks then end within 10 s.
+# Seconds between two beats of a rank. A rank counts as dead after LIMIT seconds without a beat.
 INTERVAL, LIMIT = 0.5, 8.0
-# Seconds from one rank's join within which the next rank must join, and seconds between a rank's attempts to connect.
-# The first limit is long, because imports take 20 s and more if other processes use all cores.
+# After a rank has joined, the next rank must join within JOINING seconds. This limit is long, because imports take 20 s
+# and more if other processes use all cores. A rank tries to connect every RETRY seconds.
 JOINING, RETRY = 60.0, 0.05
 # Seconds that rank 0 waits for the other ranks to end when the run has ended.
 PATIENCE = 5.0
-# Seconds that a rank with an error waits before it reports the error. Most errors occur on all ranks, and rank 0
-# reports them.
+# Seconds that a rank with an error waits before it reports the error. Most errors occur on several ranks, and another
+# rank reports them first: rank 0, or the rank that caused the error.
 COURTESY = 1.0
 # Seconds that the last rank waits before it connects, so that rank 0 is already listening. After a refused connection
 # MLX would wait for 1 s.
 HEAD_START = 0.1
-# The lowest speed of a link, in bytes per second, that is assumed: it determines how long a large message may take.
+# The assumed lowest speed of a link, in bytes per second. It determines how long a large message may take.
 SLOWEST = 1e6
 # The first message of a rank. It has a fixed length, so that reading it reads no byte of the next message.
 HELLO = "rank {:<8}\n"
@@ -55,7 +55,7 @@ R = TypeVar("R")
 
 
 class Report(NamedTuple):
-    """Counts of the messages and gathers of a rank."""
+    """Counts of the messages and gathers of a rank. In a gather, each rank receives one array from every rank."""
 
     sent: int = 0  # messages to the next rank
     awaited: int = 0  # number of the message from the previous rank that this rank now waits for; 0 for none
@@ -121,7 +121,7 @@ class Heartbeat:
         If a rank does not join in time, the run ends and one line names the rank.
 
         Raises:
-            DistributedError: rank 0 cannot listen at the port; or the run has ended, and `end` has returned.
+            DistributedError: rank 0 cannot listen at the port; or the run has ended, and `end` has returned (in tests).
         """
         threading.Thread(target=self._send_beats, name="heartbeat", daemon=True).start()
         missing = [0] * (not self._connect(port)) if self.rank else self._admit(port)
@@ -137,7 +137,7 @@ class Heartbeat:
         the line only says that the ranks did not connect.
 
         Raises:
-            DistributedError: `ring` cannot connect; or the run has ended, and `end` has returned.
+            DistributedError: `ring` cannot connect; or the run has ended, and `end` has returned (in tests).
         """
         self._is_connecting = True
         with Path(os.devnull).open("w") as nowhere:
@@ -174,7 +174,7 @@ class Heartbeat:
             self._notice = None
 
     def _admit(self, port: int) -> list[int]:
-        """Wait on rank 0 for the other ranks; return those that have not joined in time."""
+        """On rank 0, wait until the other ranks have joined. Return the ranks that have not joined in time."""
         missing, host = set(range(1, len(self._hosts))), self._hosts[0]
         try:
             listening = socket.create_server((host, port), backlog=len(self._hosts))
@@ -228,7 +228,7 @@ class Heartbeat:
         """Wait at a barrier until all ranks have called this method.
 
         Raises:
-            DistributedError: the run has ended, and `end` has returned.
+            DistributedError: the run has ended, and `end` has returned (in tests).
         """
         n = self._beat.met + 1
         if self.rank:
@@ -282,7 +282,7 @@ class Heartbeat:
         self._say(code=code)
         self._drop_notice()
         self.end(code, line)
-        with self._news:  # only after `end`, because a waiting thread then reports an error of its own
+        with self._news:  # only after `end`, so that no waiting thread raises an error before `end` prints
             self._has_ended = True
             self._news.notify_all()
 
@@ -292,11 +292,11 @@ class Heartbeat:
     # ---- idle ranks ----
 
     def wake(self) -> None:
-        """Wake the other ranks, on rank 0."""
+        """On rank 0, wake the other ranks from `sleep`."""
         self._say(woken=self._beat.woken + 1)
 
     def sleep(self) -> None:
-        """Sleep until rank 0 wakes this rank. A receive would use a whole core while it waits."""
+        """Wait until rank 0 wakes this rank. A receive of MLX would use a whole core while it waits."""
         self._wait_for(lambda: self._is_closing or self._heard[0].woken > self._n_woken)
         self._n_woken = self._heard[0].woken
 
@@ -343,7 +343,7 @@ class Heartbeat:
             self._news.notify_all()
 
     def _hear(self, rank: int, beat: Beat) -> None:
-        """Record a beat; end the run if the beat has an exit code."""
+        """Record a beat. End the run if the beat has an error, or an exit code other than 0."""
         with self._news:
             if beat.report != self._heard[rank].report:
                 self._unchanged.clear()
@@ -362,9 +362,9 @@ class Heartbeat:
 
         A message counts as lost if the previous rank has sent it and it does not arrive in time. A gather counts as
         lost if all ranks have begun it and it does not end in time. A long wait alone is no loss, because the sender
-        may still compute. The time is the number of beats since the last change of any report, times the interval; the
-        rank with the fewest such beats counts. So while a rank has stopped and sends no beats, no message counts as
-        lost.
+        may still compute. Time is measured in beats since the last change of any report. It is the number of such beats
+        of the rank that has sent the fewest, times the interval. So while a rank has stopped and sends no beats, no
+        message counts as lost.
         """
         ranks = range(len(self._hosts))
         reports = [Report(*self._heard[rank].report) for rank in ranks]
@@ -377,8 +377,8 @@ class Heartbeat:
                 self._give_up(f"{self._names([(rank - 1) % len(ranks)])}: {found}")
             elif report.awaited_gather and all(each.gathers >= report.awaited_gather for each in reports):
                 waiting = [each for each in ranks if reports[each].awaited_gather == report.awaited_gather]
-                # Name the ranks whose gather has ended, if there are any: one of them may not have sent all blocks,
-                # because it lacks memory or its link is lost.
+                # If the gather has ended on some ranks, name these ranks: it can end on a rank that has not sent all
+                # blocks to the next rank, because it lacks memory or its link is lost.
                 named = [each for each in ranks if each not in waiting] or waiting
                 found = f"a gather that all ranks have begun does not end on {self._names(waiting)}"
                 self._give_up(f"{self._names(named)}: {found}")

@@ -6,7 +6,7 @@ expert is added without a gate; the first layers are dense; RoPE rotates half of
 have biases; only some models norm query and key heads.
 
 Reference of Solar Open: models/solar_open. Differences from GLM-4.5: no layer is dense; RoPE rotates whole heads; heads
-are not normed. In GGUF files, the architecture is that of GLM-4.5 (`glm4moe`).
+are not normed. In GGUF files, both have the architecture `glm4moe`.
 """
 
 from __future__ import annotations

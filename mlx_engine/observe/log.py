@@ -44,7 +44,7 @@ def configure(level: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a warning in one line; a text that this process has already printed is not repeated."""
+    """Print a warning in one line, unless this process has already printed the same text."""
     if text not in _warned:
         _warned.add(text)
         LOGGER.warning("warning: %s", text)
@@ -56,7 +56,7 @@ def note(text: str) -> None:
 
 
 def progress_bar(title: str) -> AbstractContextManager[Bar | None]:
-    """Show a progress bar if this program has one and can draw it; otherwise the context manager yields None."""
+    """Return a context manager that shows a progress bar and yields its `Bar`; without a bar, it yields None."""
     return nullcontext() if show_bar is None else show_bar(title)
 
 
@@ -80,7 +80,7 @@ class _Lines(logging.Handler):
 
 
 def shown(value: object) -> str:
-    """Format a field's value: floats with six digits, text quoted if it is no identifier, other values with `str`."""
+    """Format a value: floats with six significant digits, text quoted if it is no identifier, others with `str`."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return repr(value) if isinstance(value, str) and not value.isidentifier() else str(value)

@@ -24,7 +24,7 @@ def default_type(activations: str) -> str:
 
 
 def types_text(activations: str, kv_type: str) -> str:
-    """Return a text for reports with the types that are not the default: ", activations i16, keys and values q8_0"."""
+    """Return the types that differ from the defaults, for reports: ", activations i16, keys and values q8_0"."""
     text = "" if activations == "f32" else f", activations {activations}"
     return text if kv_type == default_type(activations) else f"{text}, keys and values {kv_type}"
 
@@ -35,7 +35,7 @@ def fits(head_dim: int, type_: str) -> bool:
 
 
 def row_nbytes(head_dim: int, type_: str) -> int:
-    """Return the bytes of a row; raise ValueError if it does not fill whole blocks."""
+    """Return the bytes of a row; raise ValueError if the row does not fill whole blocks."""
     return BY_NAME[type_.upper()].bytes_for(head_dim)
 
 

@@ -85,7 +85,7 @@ class LazyWeight:
 
 
 class Expanded(NamedTuple):
-    """The size of all matrices of one weight type, which the backend expands.
+    """The size of all matrices of a weight type that the backend expands.
 
     Attributes:
         stored: bytes before `Backend.prepare`.
@@ -108,7 +108,7 @@ class OutlineBackend:
         mapped_expert_nbytes: bytes of the matrices of experts that stay in the mapped file.
         shapes: the shapes (N, K) of the matrices.
         saved: bytes that would be saved if every matrix were stored as Q8_0; matrices that would grow count as 0.
-        expanded: maps the name of each weight type that `Backend.prepare` expands to the size of its matrices.
+        expanded: if `Backend.prepare` expands a weight type, maps the name of the type to the size of its matrices.
         types: maps each weight type to the bytes of its matrices before they are prepared.
     """
 
@@ -127,7 +127,7 @@ class OutlineBackend:
         return getattr(self._backend, name)
 
     def prepare(self, weight: Weight | LazyWeight) -> Outline:
-        """Return the outline of a weight, and add its bytes to the sums."""
+        """Return the outline of a weight, and add its bytes to the attributes."""
         n_rows, nbytes = math.prod(weight.shape[:-1]), FLOAT_BYTES * math.prod(weight.shape)
         if len(weight.shape) > 1:
             row_bytes, views = self._probe(weight.type, weight.shape[-1])
@@ -169,7 +169,7 @@ class OutlineBackend:
         return 0 < self.expert_nbytes == self.mapped_expert_nbytes
 
     def stack(self, matrices: Sequence[Any]) -> Sequence[Any]:
-        """Return the outlines of several matrices; `prepare` has counted the bytes of their stacked form."""
+        """Return the outlines of several matrices unchanged. `prepare` has already counted their bytes in a stack."""
         return matrices
 
     def compile(self, layers: Layers, width: int) -> Program:
@@ -177,7 +177,7 @@ class OutlineBackend:
         return OpByOp(cast(Backend, self), layers)
 
     def _held_expert(self, weight: Weight | LazyWeight, nbytes: int) -> int:
-        """Return the bytes of an expert in the result of `Backend.stack_some`; `nbytes` if the backend lacks it."""
+        """Return the bytes of an expert's matrix in `stack_some`; `nbytes` if the backend does not implement it."""
         if not self._backend.holds_some_experts:
             return nbytes
         n_rows, width = math.prod(weight.shape[:-1]), weight.shape[-1]
@@ -230,7 +230,7 @@ class Outlined:
     held_share: float = 1.0
 
     def share_of_experts(self, backend: Backend, most: int, where: str) -> float:
-        """Return the share of the experts that takes at most `most` bytes; `where` names the model in errors.
+        """Return the share of the experts that fits into `most` bytes. `where` names the model in errors.
 
         Raises:
             OptionError: `most` is too small for the experts of one token, the backend cannot bound the memory of
@@ -401,7 +401,7 @@ USUAL_DTYPE = "bfloat16"
 
 
 def is_config_alone(path: Path) -> bool:
-    """Return whether a path is a config.json, or a folder that has one and no weights."""
+    """Return whether a path is a config.json, or a folder with a config.json and no weights."""
     if path.is_dir():
         return (path / CONFIG).is_file() and not has_safetensors(path) and not any(path.glob("*.gguf"))
     return path.name == CONFIG
@@ -414,7 +414,7 @@ def open_config(path: Path) -> Checkpoint:
     one in `torch_dtype` or `dtype`.
 
     Raises:
-        SourceError, FormatError: the file cannot be read.
+        SourceError, FormatError: the file cannot be read, or is invalid.
         ModelError: the architecture or a setting is not implemented, or the types of weights cannot be derived from the
             settings.
     """

@@ -43,7 +43,7 @@ def rule_of(checkpoint: Checkpoint, config: Any) -> dict[str, Rotation]:
     divisors = checkpoint.weight(NAME).dequantize().astype(np.float64)
     if (divisors == 1).all():
         return {}
-    # config.json has only one scaling rule. If the GGUF keys already name a rule, the divisors cannot be written.
+    # config.json has only one scaling rule. If the GGUF keys already name one, the rule of the divisors has no place.
     is_sound = config.rope.rule == "default" and (np.isfinite(divisors) & (divisors > 0)).all()
     plain, head_dim = replace(config.rope, context=config.context_length), 2 * len(divisors)
     for rope in _candidates(plain, divisors) if is_sound else ():
@@ -81,7 +81,7 @@ def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rota
 
 
 def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> list[int]:
-    """Return candidates for the training context: one per divisor between 1 and `factor`; if none is, powers of 2."""
+    """Return candidates for the training context: one per divisor between 1 and `factor`; without any, powers of 2."""
     found = []
     for frequency, divisor in zip(plain.for_heads(2 * len(divisors)).frequencies, divisors, strict=True):
         if 1 < divisor < factor:

@@ -65,7 +65,7 @@ def load_words_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> A
 
 @intrinsic
 def load_halves_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Load the float16 at each of four byte offsets as float32; each fills 4 lanes of the result."""
+    """Load a float16 from each of four byte offsets, and repeat each of them in 4 lanes, as float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         halves = [load_as(context, builder, signature, (args[0], at), _I16) for at in args[1:]]
@@ -77,7 +77,7 @@ def load_halves_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> 
 
 @intrinsic
 def load_uint8(typing: Any, data: Any, at: Any) -> Any:
-    """Load 16 bytes from byte `at` on, one per word."""
+    """Load 16 bytes from byte `at` on, and extend each to a word."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.zext(load_as(context, builder, signature, args, ir.VectorType(_I8, LANES)), _INTS)
@@ -137,7 +137,7 @@ def scale_4_bits(typing: Any, words: Any, scale: Any, minimum: Any) -> Any:
 
 
 def _with_number(operation: str) -> Any:
-    """Make the function that applies an operation of LLVM to 8 or 16 words; the second operand is one number."""
+    """Make a function of 8 or 16 words and a number, which applies an LLVM operation to each word and the number."""
 
     @intrinsic
     def apply(typing: Any, words: Any, n: Any) -> Any:
@@ -187,7 +187,10 @@ def floats_of_bytes(typing: Any, words: Any, part: Any) -> Any:
 
 
 class Field(NamedTuple):
-    """Some bits of 16 scales: the value of each lane is `(bytes[place] >> shift & mask) << left`."""
+    """Some of the bits of 16 scales.
+
+    Lane i has the value `(bytes[places[i]] >> shifts[i] & mask) << left`. `load_fields` loads the bytes.
+    """
 
     places: Sequence[int]
     shifts: Sequence[int]
@@ -196,7 +199,7 @@ class Field(NamedTuple):
 
 
 def load_fields(n_bytes: int, offset: int, *fields: Field) -> Any:
-    """Make the function that loads `n_bytes` bytes and returns, as floats, `offset` plus the bitwise or of `fields`."""
+    """Make a function that loads `n_bytes` bytes, ors the values of `fields`, adds `offset`, and returns floats."""
 
     @intrinsic
     def load(typing: Any, data: Any, at: Any) -> Any:
@@ -219,7 +222,7 @@ def load_fields(n_bytes: int, offset: int, *fields: Field) -> Any:
 
 
 def _spread(builder: Any, bits: Any) -> Any:
-    """Return 16 words: word i is 16 if bit i of `bits`, an int16, is 1, otherwise 0."""
+    """Return 16 words. Word i is 16 if bit i of the int16 `bits` is set, else 0."""
     sixteen = ir.Constant(_INTS, [16] * LANES)
     if register_lanes() == LANES:  # AVX-512: the bits become a mask register
         mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), LANES))
@@ -232,8 +235,8 @@ def _spread(builder: Any, bits: Any) -> Any:
 def load_5_bits(typing: Any, data: Any, low: Any, high: Any) -> Any:
     """Return 32 quants of 5 bits as floats, in two vectors.
 
-    The low 4 bits are in 16 bytes from byte `low` on: those of the first 16 quants in the low four bits of the bytes,
-    those of the last 16 in the high four bits. The fifth bits are the 32 bits from byte `high` on.
+    The low 4 bits are in 16 bytes from byte `low` on. The low four bits of these bytes belong to the first 16 quants,
+    the high four bits to the last 16. The fifth bits are the 32 bits from byte `high` on.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -286,7 +289,7 @@ _BYTES = ir.VectorType(_I8, LANES)
 
 
 def look_up(builder: Any, levels: Sequence[int], quants: Any) -> Any:
-    """Return `levels[quant]` for 16 quants, all as bytes."""
+    """Return `levels[quant]` for each of 16 quants. Levels and quants are bytes."""
     table = ir.Constant(_BYTES, [level & 255 for level in levels])
     is_x86 = binding.get_process_triple().startswith("x86_64")
     name = "llvm.x86.ssse3.pshuf.b.128" if is_x86 else "llvm.aarch64.neon.tbl1.v16i8"
@@ -294,10 +297,11 @@ def look_up(builder: Any, levels: Sequence[int], quants: Any) -> Any:
 
 
 def load_levels(levels: Sequence[int]) -> Any:
-    """Make the function that loads 32 quants of 4 bits and returns `scale * levels[quant]`, in two vectors.
+    """Make a function that loads 32 quants of 4 bits and returns `scale * levels[quant]`, in two vectors.
 
-    The quants are in 16 bytes, the first 16 quants in the low four bits. Levels are signed bytes. With AVX-512, one
-    register has the products of the scale with all 16 levels, and a quant is an index into this register.
+    The 16 bytes from byte `at` on have the first 16 quants in their low four bits, and the last 16 in their high four
+    bits. Levels are signed bytes. With AVX-512, one register has the products of the scale with all 16 levels, and a
+    quant is an index into this register.
     """
 
     @intrinsic

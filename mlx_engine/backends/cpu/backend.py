@@ -1,7 +1,7 @@
 """The CPU backends `simd` and `parallel` with compiled kernels, which multiply quantised weights as they are stored.
 
 `simd` has one thread and `parallel` several; results are bit-identical for any number of threads. Most operations are
-one call of a kernel. Operations that have no kernel run in NumPy, and so do shapes that a kernel does not support.
+one call of a kernel. If no kernel supports an operation, or the shapes of its arguments, the operation runs in NumPy.
 
 For up to 32 tokens, all layers of a model run in one call: `lowering.py` turns the definition of the layers into the
 steps of a `CompiledProgram`. The steps contain the addresses of cos/sin tables and of *descriptors*, arrays of integers
@@ -122,7 +122,7 @@ class CompiledBackend(SimdBackend):
         return float(out[0])
 
     def prepare(self, weight: Weight) -> Native:
-        """Keep a matrix as stored, usually as a view, if kernels multiply its type; dequantise other weights."""
+        """If kernels multiply a matrix as stored, keep its bytes, usually as a view. Dequantise other weights."""
         if len(weight.shape) != 2:
             return np.array(weight.dequantize(), dtype=np.float32)
         weight, shape = in_gguf_order(weight), (weight.shape[0], weight.shape[1])
@@ -132,7 +132,7 @@ class CompiledBackend(SimdBackend):
         return Matrix(shape, FLOAT32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return True for types that kernels do not multiply as stored: `prepare` would expand the whole table."""
+        """Return True if kernels do not multiply the table as stored: `prepare` would expand the whole table."""
         return not _is_multiplied_as_stored(table)
 
     def discard(self, linear: Linear) -> None:
@@ -336,7 +336,7 @@ class CompiledBackend(SimdBackend):
         return address(descriptor)
 
     def rope_table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return a cos/sin table of at least `length` positions; make a new table only if the kept one is too short."""
+        """Return a cos/sin table of at least `length` positions. Make a new table if none of this length is kept."""
         found = self._tables.get(rope)
         if found is None or len(found[0]) < length:
             found = self._tables[rope] = rope_table(rope, range(max(512, 1 << (length - 1).bit_length())))
@@ -442,9 +442,9 @@ class CompiledBackend(SimdBackend):
         return self._gate_rows(KINDS[activation], None, x)
 
     def _gate_rows(self, kind: int, x: Native | None, gate: Native) -> Native:
-        """Return `activation(gate)` (T, N), times x if x is given. For clamped SwiGLU, return its value for gate and x.
+        """Return `activation(gate)` (T, N), times x if x is given; for clamped SwiGLU, `clamped_swiglu(gate, x)`.
 
-        `kind` is the number of the activation or of clamped SwiGLU in `KINDS`, or 0 for the sigmoid.
+        `kind` is the number of the activation, or of clamped SwiGLU, in `KINDS`; 0 for the activation sigmoid.
         """
         gate, out = strided_rows(gate), aligned(*gate.shape)
         x = None if x is None else strided_rows(x)
@@ -503,7 +503,7 @@ class CompiledBackend(SimdBackend):
         return out
 
     def convolution_descriptor(self, conv: Convolution, activated: bool) -> int:
-        """Return the address of the descriptor of a convolution, `activated` by SiLU or not."""
+        """Return the address of a convolution's descriptor. If `activated`, SiLU is applied to the result."""
         found = self._mixer_descriptors.get((conv, activated))
         if found is None:
             taps, channels = conv.weight.shape
@@ -714,7 +714,7 @@ def _pass_descriptor(batch: Batch) -> np.ndarray:
 
 
 def sequence_descriptors(spans: Sequence[KVSpan], lengths: Sequence[int], wanted: Sequence[int]) -> np.ndarray:
-    """Return (B, SEQ_WIDTH) int64 words: page table, length, and numbers of new and wanted tokens per sequence."""
+    """Return (B, SEQ_WIDTH) int64: each sequence's page table address, length, and numbers of new and wanted tokens."""
     descriptor = np.empty((len(spans), layout.SEQ_WIDTH), dtype=np.int64)
     descriptor[:, : layout.SEQ_WANTED + 1] = [
         (address(span.pages), span.length, n_new, n_wanted)
