@@ -19,7 +19,8 @@ from ..kernel import Kernel
 from ..launch import ExecutorName, Launch, built, header, translated
 from .metal_experiment import MetalLaunch
 
-# The default builds. "spaces" checks bounds and barriers, "undefined" also undefined behaviour, "races" data races.
+# The default builds. "spaces" checks bounds and barriers, "undefined" checks these and undefined behaviour,
+# "races" checks data races.
 BUILDS = ("spaces", "undefined", "races")
 # The builds to use without optimisation. "spaces" is left out: "undefined" makes the same checks, and more.
 UNOPTIMIZED_BUILDS = BUILDS[1:]
@@ -62,7 +63,7 @@ def statistics_of(launch: Launch | MetalLaunch) -> Statistics:
 
 
 def notes_of(launch: Launch | MetalLaunch) -> tuple[Finding, ...]:
-    """Return the notes (possible mistakes) about the kernel's text, and of its last run in the emulator."""
+    """Return the notes (possible mistakes) of the kernel's last emulated run; for a `Launch`, also about its text."""
     of_text = () if isinstance(launch, MetalLaunch) else emulated(launch.kernel).notes
     return (*of_text, *statistics_of(launch).notes)
 
@@ -73,7 +74,7 @@ def prepare(
 ) -> None:  # fmt: skip
     """Compile kernels for the emulator; all template instantiations of a kernel are compiled together.
 
-    Kernels of .metal files are skipped: they are compiled when they run. Without `optimize`, compilation takes a tenth
+    The kernel of a `MetalLaunch` is skipped: it is compiled when it runs. Without `optimize`, compilation takes a tenth
     of the time, but launches run several times slower.
     """
     wanted: dict[Kernel, list[Any]] = defaultdict(list)

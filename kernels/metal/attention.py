@@ -14,9 +14,9 @@ to, not on the other rows and sequences of a launch or on pages, because the ord
     sequentially; if a block increases m, the sums so far are first multiplied by 2**(old m - new m). In a block, each
     stream adds the weighted values of its keys sequentially to its sum of values. It adds the weights of these keys to
     each other sequentially, and then their total to its sum of weights.
-    At the end, the streams of a chain are added pairwise. Then the chains are added in ascending order, each scaled to
-    the largest score of all chains and the sink. The sum of the weights, to which a sink's weight is added last, is the
-    divisor.
+    At the end, the streams of a chain are added pairwise. Then the chains are added in ascending order, each
+    multiplied by 2**(m - M), where M is the largest score, including the sink. The result is divided by the sum of the
+    weights, to which the sink's weight is added last.
 
 A masked key (in a block, but not attended to) has the weight 0, which changes no bit. The running sum is rescaled as in
 Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al. ("FlashAttention", 2022).
@@ -36,7 +36,7 @@ from .layout import described
 from .reference import EPSILON, PRODUCT, Expected, wide
 
 KERNEL = Kernel.load("attention", ["q", "store", "pages", "owner", "position", "scale", "sinks"], ["y"])
-# Part of the order of summation: another number of chains would change bits, so it is not tuned.
+# The number of chains is part of the order of summation: another number would change bits, so it is not tuned.
 CHAINS = 8
 # If a threadgroup processes several heads, they have at most this number of elements together; a head narrower than 64
 # counts as 64. With more heads, keys would be read less often, but queries and sums would need more registers than a
@@ -98,8 +98,8 @@ def attention(
         sinks: (H,) float32, one more score for each query head, without a value; None for no sinks.
 
     Returns:
-        (R, H, E) float32. `reference` has the error bound. Slots, owners and positions are in GPU memory, so they are
-        not checked; invalid values make the kernel read out of bounds.
+        (R, H, E) float32. `reference` has the error bound. Entries of `pages`, `owner` and `position` are in GPU
+        memory, so they are not checked; invalid entries make the kernel read out of bounds.
 
     Raises:
         ValueError: an array has a wrong shape or type, or `page` is less than 1.

@@ -1,10 +1,10 @@
 """Keep pages and states of the prefix cache in files, so that later processes need not compute known prompts again.
 
-A file has a whole page of one group of layers (those with the same window), or the recurrent states of all layers after
-a whole page. The *chain digest* of a page is the SHA-256 digest of the previous page's chain digest and of this page's
-token ids, so it stands for all tokens up to the end of the page. The name of a file begins with the first half of the
-chain digest. A file is only used by engines of the same *identity*: model, backend, types, source code and format. Each
-identity has a folder. The header of a file repeats identity and digest, and a checksum covers header and contents.
+A file has a whole page of one group of layers (layers with the same window), or the recurrent states of all layers
+after a whole page. The *chain digest* of a page is the SHA-256 digest of the previous page's chain digest and this
+page's token ids, so it stands for all tokens up to the page's end. The name of a file begins with the first half of
+the chain digest. A file is only used by engines of the same *identity*: model, backend, types, source code and format.
+Each identity has a folder. The header of a file repeats identity and digest, and a checksum covers header and contents.
 
 Pages are written soon after the prompt has been run, not when they are evicted, so the files exist even if the process
 is killed. A thread writes the files. On an eager backend, the thread reads a page in place while passes run. A page of
@@ -58,8 +58,8 @@ from mlx_engine.quant.key_values import DTYPES, row_length
 DEFAULT_NBYTES = 20 << 30
 MAGIC, VERSION = b"mlxekv\r\n", 1
 ENDING = ".kv"
-# Names of the file that describes the whole folder, of the file in each identity's folder that describes the identity,
-# and of the folder with the digests of models' files.
+# README is a file that describes the whole folder; ABOUT, in each identity's folder, is a file that describes the
+# identity. The folder DIGESTS has the digests of models' files.
 README, ABOUT, DIGESTS = "README.txt", "about.txt", "digests"
 TEXT = """\
 This folder has keys and values of prompts, written by mlx_engine. A later start of the same model reads them instead of
@@ -72,9 +72,11 @@ MOST_JOBS, MOST_COPIED = 4096, 256 << 20
 MOST_READ = 64 << 20
 # The number of threads that read files in advance.
 READERS = 2
-# Seconds without writes after a failed write; minimum seconds between two updates of the time of a file's last use.
+# PAUSE: after a failed write, nothing is written for this number of seconds. TOUCHED: the time of a file's last use is
+# updated at most once in this number of seconds.
 PAUSE, TOUCHED = 60.0, 60.0
-# A page's time of use is this many ns earlier than the previous page's, so the last page of a prefix is removed first.
+# The time of use of each page is set this number of ns earlier than that of the page before it, so the last page of a
+# prefix is removed first.
 STEP_NS = 1_000_000_000
 # Seconds that `close` and the end of the process wait for a place in the queue, and then for the writing thread.
 PATIENCE = 20.0
@@ -117,7 +119,7 @@ class DiskStats:
     """Counters of a `SavedPrefixes` since its creation.
 
     Attributes:
-        tokens: tokens of prompts that were read from files.
+        tokens: prompt tokens whose keys and values were read from files.
         read: files that were read.
         written: files that were written.
         dropped: files that were not written: the queue was full, the page was evicted first, or the write failed.
@@ -177,7 +179,7 @@ def source_digest() -> str:
 
 
 def backend_identity(be: Backend) -> dict[str, str]:
-    """Return the properties of a backend on which the bits of keys and values depend, by name.
+    """Map names to values of the backend's properties on which the bits of keys and values depend.
 
     Compiled CPU kernels give the same bits on every processor (docs/exactness.md has the exceptions). The results of
     other backends also depend on the versions of their libraries and on the device.
@@ -209,7 +211,7 @@ class SavedPrefixes:
         self.saved: dict[str, tuple[Path, int]] = {}
 
     def add(self, path: Path, identity: bytes) -> list[int]:
-        """Also read from a file that `Saver` has written; return its token ids. Raise the errors of `opened`."""
+        """Add the pages and states in a file of `Saver`; return its token ids. Raise the errors of `opened`."""
         ids, records = opened(path, identity)
         self.identity = identity
         self.saved |= {name: (path, at) for name, at in records.items()}
@@ -234,7 +236,10 @@ class SavedPrefixes:
         return key.name in self.saved
 
     def place(self, key: Key) -> tuple[Path, int, int] | None:
-        """Return the file and the offset of a page or a state, and the number of bytes to read after its end."""
+        """Return the file and the offset of a page or a state, and the number of bytes to read after its end.
+
+        Return None if the page or state is not on disk.
+        """
         found = self.saved.get(key.name)
         return None if found is None else (*found, 0)
 
@@ -273,8 +278,8 @@ class PrefixFolder(SavedPrefixes):
         path: the folder, which is created if it does not exist. It has a folder for each identity.
         max_nbytes: the largest number of bytes of all files, of all identities.
         model: the name of the model, with which the name of the identity's folder begins.
-        identify: a function that returns the properties of the identity. Its argument is a folder, where it may keep
-            the digest of the model's files, so that later processes need not read the files to compute the digest.
+        identify: a function that returns the properties of the identity. It may keep the digest of the model's
+            files in the folder that is its argument, so that later processes need not read the model's files again.
     """
 
     def __init__(self, path: Path, max_nbytes: int, model: str, identify: Callable[[Path], Mapping[str, str]]) -> None:
@@ -297,7 +302,7 @@ class PrefixFolder(SavedPrefixes):
         self._end = weakref.finalize(self, _ended, self._jobs, self._thread, self._is_open, self._process)
 
     def wait(self, seconds: float = PATIENCE) -> bool:
-        """Wait until the folder is open, and return whether it can be used."""
+        """Wait until the folder is open, but at most `seconds`; return whether the folder is open and can be used."""
         return self._is_open.wait(seconds) and self.ours is not None
 
     def wait_briefly(self) -> None:
@@ -347,7 +352,7 @@ class PrefixFolder(SavedPrefixes):
         self.ours = ours
 
     def _mark(self, ours: Path) -> None:
-        """Write missing descriptions of the folders. `bound` only removes files from folders with a valid `ABOUT`."""
+        """Write missing descriptions of the folders: `bound` only removes files from folders with a valid `ABOUT`."""
         for file, content in ((self.path / README, TEXT), (ours / ABOUT, self._about)):
             if not (file.exists() if file.name == README else is_ours(ours)):
                 with draft(file) as new:
@@ -378,12 +383,12 @@ class PrefixFolder(SavedPrefixes):
         self.stats.dropped += 1
 
     def place(self, key: Key) -> tuple[Path, int, int] | None:
-        """Return the place of a page or a state. Here, one byte more is read, to notice if a file is too long."""
+        """Return the place of a page or state. In this folder, read one more byte, to notice a too long file."""
         found = super().place(key)
         return (self.ours / key.name, 0, 1) if found is None and self.ours is not None else found
 
     def count(self, key: Key, is_sound: bool) -> None:
-        """Count a file that was read; remove a damaged one."""
+        """Count a page or a state that was read. If its file is damaged, remove the file."""
         if is_sound or super().has(key):
             super().count(key, is_sound)
         elif self.ours is not None:
@@ -430,10 +435,10 @@ class PrefixFolder(SavedPrefixes):
             self.bound()
 
     def bound(self, *, is_full: bool = False) -> None:
-        """If all files together exceed the bound, remove the least recently used, until the rest takes 15/16 of it.
+        """If all files together exceed the bound, remove the least recently used ones, down to 15/16 of the bound.
 
-        If the disk is full (`is_full`), always remove files, until the rest takes 15/16 of the bound or, if this is
-        smaller, of the present size.
+        If the disk is full (`is_full`), always remove files, down to 15/16 of the bound or, if this is smaller, of the
+        present size.
         """
         assert self.ours is not None  # noqa: S101 - called after a write
         self._mark(self.ours)
@@ -477,7 +482,7 @@ class PrefixFolder(SavedPrefixes):
                     self.bound(is_full=True)
 
     def warn(self, error: Exception) -> None:
-        """Warn that prefixes are not kept, once in this process."""
+        """Warn that prefixes are not kept, but only at the first call."""
         if not self._has_warned:
             self._has_warned = True
             reason = getattr(error, "strerror", None) or error
@@ -512,7 +517,7 @@ class DiskPrefixes:
     # ---- reading ----
 
     def reach(self, chain: Sequence[bytes], first: int, most: int) -> int:
-        """Return the number of pages of a prefix that can be used, if the missing ones are read from files.
+        """Return the number of pages of a prefix that can be used if pages that are not in memory are read from files.
 
         Groups without a window need every page. Groups with a window need only the pages that later tokens read. Models
         with recurrent states need the states after the last page.
@@ -520,7 +525,7 @@ class DiskPrefixes:
         Args:
             chain: the chain digests of the prefix's pages.
             first: the number of pages that are in memory already; the result is at least this.
-            most: the most tokens that will be used, which may end inside the last page.
+            most: at most this number of tokens will be used; the last of them may be inside a page.
         """
         n = len(chain)
         self.folder.wait_briefly()
@@ -528,8 +533,9 @@ class DiskPrefixes:
             if window is None:
                 n = next((p for p in range(first, n) if not self.folder.has(Key(chain[p], str(group)))), n)
         page, windows = self._pool.page, self._pool.windows
-        # The last page may end after `most` tokens. Leave this page out if the model has states, which are stored only
-        # at page ends, or if a window needs an earlier page for position `most` than for the end of the page.
+        # The last page may end after more than `most` tokens. Leave this page out if the model has states, which are
+        # stored only at page ends. Also leave it out if a token at position `most` reads, in a window, an earlier page
+        # than a token after the last page.
         reaches = any(first_visible(of, most) // page < first_visible(of, n * page) // page for of in windows)
         if n * page > most and (STATE in self._pieces or reaches):
             n -= 1
@@ -538,7 +544,7 @@ class DiskPrefixes:
         return n
 
     def _ends_at(self, chain: Sequence[bytes], first: int, n: int) -> bool:
-        """Return whether files have the pages in windows, and the states, so that a prefix can end after n pages."""
+        """Return whether a prefix can end after n pages: files must have the states there, and the pages in windows."""
         for group, window in enumerate(self._pool.windows):
             begin = n if window is None else max(first, first_visible(window, n * self._pool.page) // self._pool.page)
             if not all(self.folder.has(Key(chain[p], str(group))) for p in range(begin, n)):
@@ -546,7 +552,7 @@ class DiskPrefixes:
         return STATE not in self._pieces or self.folder.has(Key(chain[n - 1], STATE))
 
     def _needed(self, chain: Sequence[bytes], first: int, n: int) -> dict[int, list[Key]]:
-        """Return the keys of the files that are needed for pages `first` to n - 1 of a prefix, by page number."""
+        """Map the number of each page, `first` to n - 1 of a prefix, to the keys of the files that it needs."""
         page, windows = self._pool.page, self._pool.windows
         begins = [max(first, first_visible(window, n * page) // page) for window in windows]
         keys = {p: [Key(chain[p], str(g)) for g, begin in enumerate(begins) if p >= begin] for p in range(first, n)}
@@ -673,7 +679,7 @@ class DiskPrefixes:
         content: np.ndarray | None,
         used: int,
     ) -> None:
-        """Write a file, in the writing thread. If `content` is None, read the page now, unless it has been dropped."""
+        """Write a file, in the writing thread. If `content` is None, read the page now, unless the cache dropped it."""
         if content is not None:
             self._n_copied -= content.nbytes
         if content is None and is_current():
@@ -756,7 +762,7 @@ def _names(ours: Path) -> list[str]:
 
 
 def is_ours(folder: Path) -> bool:
-    """Return whether this module made a folder for an identity: its name ends with the digest of its description."""
+    """Return whether a folder belongs to an identity: its name ends with the digest of the file `ABOUT` in it."""
     try:
         text = (folder / ABOUT).read_bytes() if not folder.is_symlink() else b""
     except OSError:
@@ -841,7 +847,10 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return what this module made in a folder of prefixes: folders of identities, a folder of digests, a README."""
+    """Return what this module made in a folder of prefixes: folders of identities, a folder of digests, a README.
+
+    Return [] if there is no folder of an identity.
+    """
     digests, readme = path / DIGESTS, path / README
     try:
         ours = list(filter(is_ours, sorted(path.iterdir())))
@@ -863,7 +872,7 @@ def _work(jobs: queue.Queue[Callable[[], None] | None], begin: Callable[[], None
             job()
         except Exception as error:  # no error may end the thread, because `flush` waits for its jobs
             log.warn(f"prefixes on disk: {error}")
-        del job  # it refers to the pool, whose memory would otherwise stay in use
+        del job  # the job refers to the pool, whose memory would otherwise stay in use
         jobs.task_done()
 
 
@@ -896,7 +905,7 @@ def _opened(
 def _ended(
     jobs: queue.Queue[Callable[[], None] | None], thread: threading.Thread, is_open: threading.Event, process: int
 ) -> None:
-    """End the writing thread after its jobs; wait unless it still opens the folder. Do nothing in a forked process."""
+    """End the writing thread after its jobs; wait for it, unless it still opens the folder. Do nothing after a fork."""
     if process != os.getpid():
         return
     with contextlib.suppress(queue.Full):

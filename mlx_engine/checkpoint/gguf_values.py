@@ -3,7 +3,7 @@
 Numbers become int and float, booleans bool, strings str. An array of numbers or booleans becomes a read-only NumPy
 array, an array of strings a list, and an array of arrays a tuple. A string of at most 32 KiB that is not UTF-8 is
 decoded with `surrogateescape`, so that it can be written back unchanged: llama.cpp accepts any bytes, and its test
-files contain such strings. A longer string is no token, and must be UTF-8.
+files contain such strings. A longer string cannot be a token, and must be UTF-8.
 
 Allocations are counted, so a damaged or malicious header needs at most `8 * file size + 1 MB` of memory.
 
@@ -69,7 +69,7 @@ DTYPES: dict[ValueType, np.dtype[Any]] = {kind: np.dtype(code) for kind, code in
 
 
 def short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
-    """Decode up to `n` strings at the start of `piece`, without a Python loop; return them and the bytes they take.
+    """Decode up to `n` strings at the start of `piece`, without a Python loop; return them and their number of bytes.
 
     A vocabulary has hundreds of thousands of strings, so a Python loop over them is too slow. A string is stored as a
     length of 8 bytes and a text. A length below 256 is one byte and seven zeros. Texts rarely contain such a sequence,
@@ -97,7 +97,7 @@ def short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
 
 
 def any_strings(piece: bytes, n: int) -> tuple[list[str], int]:
-    """Decode up to `n` strings one by one, until `piece` cuts off one; return them and the bytes they take."""
+    """Decode up to `n` complete strings of `piece` one by one; return them and their number of bytes in the file."""
     out: list[str] = []
     at, last = 0, len(piece) - 8
     for _ in range(n):
@@ -115,14 +115,14 @@ CUT_SHORT = "the file is cut short or damaged; download or convert it again"
 FAULTY = "the file is damaged, or made by a faulty converter; download or convert it again"
 
 MAX_KEY_BYTES = (1 << 16) - 1  # the format's own limit
-MAX_DEPTH = 8  # the deepest nesting of arrays that is read; no known file nests arrays, and llama.cpp rejects it
+MAX_DEPTH = 8  # the most nested arrays; no known file nests arrays, and llama.cpp rejects nested arrays
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _SCALARS = {kind: struct.Struct(code) for kind, code in CODES.items()}
 
 # Bytes of the pieces in which arrays of strings are copied and decoded. Longer strings must be UTF-8.
 _PIECE = 1 << 15
-_OBJECT_BYTES = 256  # an upper bound on the bytes of a str or array without its data, and of its entry in a dict
+_OBJECT_BYTES = 256  # an upper bound on the bytes of a str or array without its data, plus those of its dict entry
 # Counted allocations may exceed 8 * file size by these bytes. The rest of 1 MB is for allocations that are not counted.
 _SPARE_BYTES = 1 << 18
 
@@ -151,7 +151,7 @@ class Cursor:
             )
 
     def spend(self, n_bytes: int, field: str) -> None:
-        """Count `n_bytes` about to be allocated; raise FormatError if the header would take too much memory."""
+        """Count `n_bytes` that will be allocated; raise FormatError if the header would take too much memory."""
         self._allowance -= n_bytes
         if self._allowance < 0:
             raise self.error(

@@ -164,7 +164,10 @@ def measured_bandwidth(backend: base.Backend, threads: int) -> float:
 
 
 def measured_compute(backend: base.Backend, outline: Outlined) -> float:
-    """Return the FLOP/s of a product, measured with a matrix of the type that takes the most bytes in the model."""
+    """Return the FLOP/s of a product, measured with a matrix of the type that takes the most bytes in the model.
+
+    Raise OptionError for the backend scalar, whose rate is not measured.
+    """
     from mlx_engine.bench.roofline import product_rate
 
     if backend.name == "scalar":
@@ -251,7 +254,7 @@ def opened(model: str, load: LoadOptions) -> Checkpoint:
 
     Raises:
         SourceError: the model is not on this machine.
-        EngineError: it cannot be opened, or the types of its weights are known only when they are read.
+        EngineError: the model cannot be opened, or its weights are converted on load, so their sizes are not known yet.
     """
     from mlx_engine.checkpoint.sources import is_cached, resolve
     from mlx_engine.weights.model import allow, open_model
@@ -420,7 +423,7 @@ def memories_of(option: str, text: str) -> list[int]:
 
 
 def bits_of(option: str, text: str) -> float:
-    """Parse the rate of a link in bits per second: 10Gbit/s, or 1.25GB/s for the same."""
+    """Parse the rate of a link in bits per second: 10Gbit/s and 1.25GB/s are the same rate."""
     return _rate_of(option, text, "10Gbit/s or 1.25GB/s", {"bit": 1, "b": 1, "B": BITS_PER_BYTE})
 
 
@@ -446,10 +449,10 @@ def seconds_of(option: str, text: str) -> float:
 
 
 def each_host(option: str, text: str, n: int, parse: Callable[[str, str], float]) -> list[float]:
-    """Parse one value for all of n machines, or a list of one value for each.
+    """Parse one value for all of n machines, or a list with a value for each; return n values.
 
     Raises:
-        OptionError: a value is invalid, or their number is neither 1 nor n.
+        OptionError: a value is invalid, or the number of values is neither 1 nor n.
     """
     values = [parse(option, item.strip()) for item in text.split(",")]
     if len(values) not in (1, n):

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     A = TypeVar("A", np.ndarray, mx.array)
 
-# Environment variables that `mlx.launch` sets: the path of a file with the addresses of all ranks, and this rank.
+# Environment variables that `mlx.launch` sets: the path of a file with the addresses of all ranks, and
+# the number of this rank.
 HOSTFILE, RANK = "MLX_HOSTFILE", "MLX_RANK"
 
 
@@ -37,8 +38,8 @@ class Group(ABC):
     Attributes:
         rank: the number of this process.
         size: the number of ranks.
-        report: counts of sends to the next rank, receives from the previous rank, and gathers, for the heartbeat.
-            Gathers of MLX arrays are lazy, and are not counted.
+        report: for the heartbeat: counts of sends to the next rank and of gathers, and the number of the receive or
+            gather that this rank waits for. Gathers of MLX arrays are lazy, and are not counted.
         on_loss: called when the connection to a neighbour was lost, before the error is raised.
     """
 
@@ -211,7 +212,7 @@ _MAPS = Path("/proc/self/maps")
 
 @contextmanager
 def released() -> Iterator[None]:
-    """Return a context. On Linux, its exit releases the pages of the ring's buffers, if they were allocated inside it.
+    """Return a context. On Linux, its exit releases the pages of ring buffers that were allocated in it.
 
     MLX's ring allocates 32 MiB of buffers per rank, filled with zeros, for `all_sum`, which `Ring` never calls.
     Releasing their pages is safe: a released page is zero again when it is next read. Pages are released only if
@@ -228,7 +229,7 @@ def released() -> Iterator[None]:
 
 
 def _mappings() -> set[tuple[int, int]]:
-    """Return the address range (start, end), without `end`, of every private writable mapping without a file."""
+    """Return the address range (start, end), `end` excluded, of every private writable mapping without a file."""
     if not _MAPS.exists():
         return set()
     rows = (line.split() for line in _MAPS.read_text().splitlines())

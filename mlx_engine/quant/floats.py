@@ -42,6 +42,6 @@ def quantize_bf16(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     bits = values.view(np.uint32)
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     quiet = (bits | np.uint32(0x00400000)) >> np.uint32(16)
-    # The sum fits into 32 bits for finite values and infinities. It may overflow for NaN, where it is not used.
+    # The sum fits into 32 bits for finite values and infinities. For NaN the sum may overflow, but is not used.
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(is_nan, quiet, rounded).astype("<u2").view(np.uint8)

@@ -21,7 +21,8 @@ from mlx_engine.errors import (
     TokenizerError,
 )
 
-# Finds the place of a wrong value in `OptionError.expected`: `messages[0].content` in "messages[0].content to be ...".
+# Finds the place of a wrong value in `OptionError.expected`. In "messages[0].content to be ...", the place is
+# `messages[0].content`.
 PLACE = re.compile(r"(messages\S*) to be ")
 
 # Clients recognise this error by its text: langchain-openai by "prompt is too long", litellm by "this model's maximum
@@ -46,7 +47,7 @@ REQUEST_ID = "request-id"
 # The id of the request to /v1/messages that the current asyncio task handles; None for requests of other APIs.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
-# The most characters of a value of the request that is quoted in an error message, and of the whole message.
+# The most characters of a quoted value in an error message, and of the whole message.
 MOST_NAME, MOST_MESSAGE = 200, 1000
 
 
@@ -96,7 +97,7 @@ def is_of_messages(path: str) -> bool:
 
 
 def messages_error(error: ApiError) -> dict[str, object]:
-    """Return the body of an error in the API of /v1/messages, with `request_id` or, if it is None, a new id."""
+    """Return the body of an error in the API of /v1/messages. If `request_id` is None, the body has a new id."""
     kind = MESSAGES_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     found = {"type": kind, "message": error.message}
     return {"type": "error", "error": found, "request_id": request_id.get() or new_id("req_")}
@@ -146,7 +147,7 @@ def api_error(error: Exception, prompt: str) -> ApiError:
         return ApiError(400, text, param=param, code="invalid_value")
     if isinstance(error, ChatTemplateError | TokenizerError):
         return ApiError(400, text, param=prompt, code="invalid_value")
-    if isinstance(error, ConstraintError):  # with 500, clients would repeat the request in vain
+    if isinstance(error, ConstraintError):  # after status 500, clients would repeat the request in vain
         return ApiError(400, text, code="invalid_value")
     if isinstance(error, EngineError):
         return ApiError(500, text, code="engine_error")

@@ -1,14 +1,14 @@
 """Compile parts of the kernels to object files. This module runs in child processes that `machine_code.py` starts.
 
-A part is a set of kernels that are compiled together. `library.MODULES` maps the names of parts to their modules. Each
-format has two more parts: its float32 kernels, and its fixed-point kernels.
+A part is a set of kernels that are compiled together. `library.MODULES` maps the names of parts to their modules. The
+float32 kernels of a format are also a part, and so are its fixed-point kernels.
 
-By default, Numba optimises a function alone and again in every caller, and emits machine code and a wrapper for each
+By default, Numba optimises each function alone and again in every caller, and emits machine code and a wrapper for each
 function. Only the machine code of exported kernels is needed here. So each function is translated to LLVM IR once per
 process, and the IR of all functions of a part is linked and optimised once, together.
 
-Numba's translation, in Python, takes two thirds of the time. A lower optimisation level of LLVM would save only 3
-percent. Python's garbage collector is off, which saves an eighth.
+Two thirds of the compile time is Numba's translation to IR, which runs in Python. So a lower optimisation level of LLVM
+would save only 3 percent. Python's garbage collector is off, which saves an eighth.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from numba.core.registry import cpu_target
 from . import jit
 from .library import FIXED_END, MODULES, PACKAGE, sealed
 
-# After this number of parts, a process collects its garbage: 30 MB per part.
+# A process collects its garbage, 30 MB per part, each time it has compiled this number of parts.
 MANY = 8
 
 
@@ -106,12 +106,13 @@ class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
         pass
 
     def set_env(self, env_name: str, env: Any) -> None:
-        """Do nothing, because environments are only for code that calls Python."""
+        """Do nothing: Numba's environments are only needed by code that calls Python, and kernels do not."""
 
     def optimized(self, module: Any, libraries: Iterable[_Unoptimized], kept: Iterable[str]) -> Any:
         """Link a module with libraries and optimise it with Numba's passes; the names in `kept` stay exported.
 
-        The function passes take a twentieth of the compile time; without them, kernels are up to a tenth slower.
+        LLVM's passes over single functions take a twentieth of the compile time. Without them, kernels are up to a
+        tenth slower.
         """
         seen, names = set[_Unoptimized](), set(kept)
         for library in libraries:
@@ -174,7 +175,7 @@ def _export(module: Any, name: str, kind: Any, mangled: str) -> None:
 
 
 def _stop_here(module: Any, name: str) -> None:
-    """Define `name`, Numba's array destructor, as llvm.trap: kernels allocate no arrays, so they never call it."""
+    """Define Numba's array destructor `name` as llvm.trap: it is never called, because kernels allocate no arrays."""
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer()]), name)
     builder = ir.IRBuilder(function.append_basic_block())
     builder.call(module.declare_intrinsic("llvm.trap", (), ir.FunctionType(ir.VoidType(), [])), [])
@@ -182,7 +183,7 @@ def _stop_here(module: Any, name: str) -> None:
 
 
 def main(parts: Sequence[str], triple: str = "") -> None:
-    """Write each part to stdout as soon as it is compiled: a length (8 bytes), then the `sealed` object file."""
+    """Write each part to stdout as soon as it is compiled: its length (8 bytes), its checksum, the object file."""
     translator = Translator.start(triple)
     for i, part in enumerate(parts, 1):
         code = sealed(compiled(translator, part))

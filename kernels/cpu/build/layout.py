@@ -1,7 +1,9 @@
 """The binary interface between Python and the compiled kernels: sizes, and descriptors of blocks, jobs and programs.
 
-A descriptor is an array of words. A word is an int64: a number, an address, or the bits of a float64. After a comment
-"Words of ...", the names are positions of words in a descriptor. Importing this module needs neither Numba nor LLVM.
+A descriptor is an array of words. A word is an int64: a number, an address, or the bits of a float64. Names that follow
+a comment "Words of ..." are positions of words in a descriptor. A task is a compiled function that a pool's threads run
+for each chunk of a job (`jobs.py`). An entry is a compiled function that Python or a program calls. Importing this
+module needs neither Numba nor LLVM.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ def whole_vectors(n: int) -> int:
 
 
 def input_row(n: int) -> int:
-    """Return the distance in floats between input rows of n elements in scratch memory: an odd number of SIMD vectors.
+    """Return the distance in floats between input rows of n elements in scratch memory.
 
-    At a distance of 4,096 bytes (n = 1024), the same column of all rows would be in one set of the L1 cache.
+    It is an odd number of SIMD vectors, so that a column's elements are spread over the sets of the L1 cache. At a
+    distance of 4,096 bytes (n = 1024), they would all be in one set.
     """
     return (n + LANES - 1) // LANES // 2 * 2 * LANES + LANES
 
@@ -43,12 +46,13 @@ SILU, GELU, CLAMPED_SWIGLU, GELU_ERF, RELU2 = 1, 2, 3, 4, 5
 # Words of the control block, which all threads of a pool share. A word that several threads write shares its cache line
 # with no other word.
 # - DONE: number of finished chunks; STOP: 1 to end the threads; ON: 1 while more jobs follow, so that no thread parks
+#   (blocks until it is woken)
 # - TASK, CHUNKS: address of the job's task, and number of its chunks; THREADS: number of threads
 # - SCRATCH: address of the threads' scratch memory
 # - SPINS: after this number of polls without work, a thread sleeps between polls; SLEEP: address of the C function
 #   that sleeps
 # - JOB: the first word of the job
-# From LEFT on each thread has LINE words (two cache lines); the first word is the number of chunks left in its range.
+# From LEFT on, each thread has LINE words (two cache lines); the first word is the number of chunks left in its range.
 DONE, STOP, ON = 0, 16, 17
 TASK, CHUNKS, THREADS, SCRATCH, SPINS, SLEEP, JOB, LEFT = 32, 33, 34, 35, 36, 37, 40, 256
 LINE = 16
@@ -68,9 +72,9 @@ SCRATCH_BYTES = 4 << 20
 # - HAND_OUT: 0 if one thread runs a small batch faster than several threads
 # - MATRICES: the number of matrices; HAS_GEMV: 0 if rows cannot be multiplied as they are stored
 # - FIXED: the number of matrices that are multiplied in fixed point (`--activations i16`)
-# - FIXED_GEMM, FIXED_PREPARE: the tasks of products in fixed point, and of the preparation of their input;
-#   FIXED_GEMV, FIXED_RECORDS: the same for few tokens
-# From TABLE on each matrix has WIDTH words: WEIGHTS (an address), ROWS, BIAS (an address or 0), COLUMN (the first
+# - FIXED_GEMM, FIXED_PREPARE: the tasks of products in fixed point, and of the preparation of their input
+# - FIXED_GEMV, FIXED_RECORDS: for few tokens, the tasks that replace FIXED_GEMM and FIXED_PREPARE
+# From TABLE on, each matrix has WIDTH words: WEIGHTS (an address), ROWS, BIAS (an address or 0), COLUMN (the first
 # column of its products in the output), CHUNK (the number of its first chunk in a job), and from FORMAT on the
 # words of its format.
 (
@@ -83,11 +87,11 @@ OWN, TABLE = 22, 32
 WEIGHTS, ROWS, BIAS, COLUMN, CHUNK, FORMAT = range(6)
 # Words of a format (`format.py`):
 # - FOUR_ROWS, EXPAND: addresses of the kernel of gemv, and of the kernel that expands blocks to float32
-# - BLOCK_WEIGHTS, BLOCK_BYTES: weights and bytes of a block
-# - MOST_STORED: the most input vectors that are multiplied with rows as they are stored
+# - BLOCK_WEIGHTS, BLOCK_BYTES: weights and bytes of a quantised block of a row
+# - MOST_STORED: for at most this number of input vectors, rows are multiplied as they are stored
 # The next words are 0, except for a matrix that is multiplied in fixed point:
 # - PANEL: address of the kernel that expands rows to panels; PANEL_KIND: the kind of the format (`panels.py`)
-# - PANEL_MOST: the most tokens that are multiplied with rows as they are stored
+# - PANEL_MOST: for at most this number of tokens, rows are multiplied as they are stored
 # - EIGHT_ROWS: address of the kernel that multiplies rows as they are stored (`fixed_rows.py`)
 FOUR_ROWS, EXPAND, BLOCK_WEIGHTS, BLOCK_BYTES, MOST_STORED, FORMAT_WIDTH = range(6)
 PANEL = FORMAT + FORMAT_WIDTH
@@ -131,8 +135,8 @@ GEMM_NEAR = 48
 
 # ---- a block of query and key heads ----
 
-# Words: the task, the numbers of query heads and of key heads, their head dim, and the RMS norms of query and key
-# heads. There is no norm if the address of its weight is 0.
+# Words of a block of heads: the task, the numbers of query heads and of key heads, their head dim, and the RMS norms of
+# query and key heads. There is no norm if the address of its weight is 0.
 HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT, K_NORM_EPS = range(8)
 
 # ---- a mixture of experts ----
@@ -149,11 +153,12 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 #   the linear layer that computes the expert's weight
 # - EX_ADDS: whether the residual is added; EX_SIGMOID: whether scores are sigmoids, not a softmax
 # - EX_CHOICE_BIAS: address of a bias (X,) that affects only the choice of experts, or 0
-# - EX_GROUPS, EX_GROUPS_USED: the number of groups of experts, and in how many of them a row's experts may be; or 0
+# - EX_GROUPS, EX_GROUPS_USED: the number of groups of experts, and in how many groups a row's experts may be;
+#   both are 0 if experts have no groups
 # - EX_WEIGHS_INPUTS: whether the weight multiplies an expert's input, not its output (only with one expert per row)
 # - EX_STATE: address of the state (below) if a thread reads the experts that are not in memory, else 0
 # - EX_NEXT: address of the words of the next layer's mixture if its experts are guessed, else 0
-# From EX_TABLE on each expert has two words: the addresses of its block of gate and up, and of its block of down.
+# From EX_TABLE on, each expert has two words: the addresses of its block of gate and up, and of its block of down.
 (
     EX_PROJECT, EX_NORM_WEIGHT, EX_NORM_EPS, EX_NORM_BIAS, EX_ROUTER, EX_COUNT, EX_USED, EX_NORMALIZE, EX_WIDTH,
     EX_INNER, EX_ROUTER_NORM, EX_ROUTER_EPS, EX_POST_NORM, EX_POST_EPS, EX_SCALES, EX_SHARED, EX_SHARED_DOWN,
@@ -185,8 +190,8 @@ NOTE_FEW, NOTE_MANY, NOTE_GUESS, NOTE_WAITS, NOTE_KINDS = range(5)
 def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int, *, waits: bool = False) -> int:
     """Return the number of floats of scratch memory that `run_experts` needs; an int64 counts as two floats.
 
-    With `waits`, experts may be read while the mixture runs. For at most PROGRAM_TOKENS tokens, the results of all
-    (row, expert) pairs are then kept until the end.
+    With `waits`, experts may be read while the mixture runs. If there are also at most PROGRAM_TOKENS tokens, the
+    results of all (row, expert) pairs are kept until the end.
     """
     results = width * n_used if waits and n_tokens <= PROGRAM_TOKENS else width
     per_token = (width, width, inner, results, n_experts, n_used, 2 * n_used, 2 * n_used)
@@ -196,8 +201,8 @@ def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner
 
 # ---- a program: the steps of a model's layers ----
 
-# Words of a program: the addresses of entries and tasks that its steps call (0 if no step calls them), and from STEPS
-# on the steps, STEP_WIDTH words each.
+# Words of a program: the addresses of the entries and tasks that its steps call (0 for one that no step calls). The
+# steps begin at STEPS, with STEP_WIDTH words each.
 (
     ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_DECODE, TASK_ATTEND_PREFILL, ENTRY_HEADS, ENTRY_PUT, TASK_PUT_SPAN,
     ENTRY_NORM_ADD, ENTRY_EXPERTS, ENTRY_GATE, TASK_GATE, ENTRY_CONVOLVE, ENTRY_DELTA, ENTRY_SPACE, STEPS,
@@ -212,8 +217,8 @@ ALL_SUM, ALL_COLUMNS = 12, 13
 # - JOIN: for each head, concatenates ROW_WIDTH elements of A and N_KV_HEADS elements of B
 SPACE, HEAD_LINEAR, JOIN = 14, 15, 16
 # Words of a step. A, B, C and D are its inputs; OUT and OUT_2 its outputs.
-# - ..._AT: all values are in one array, and a value begins T * AT floats after the start of the array. An input whose
-#   AT is -1 is absent
+# - ..._AT, OUT, OUT_2: positions in the array of all values, in floats per token: the value at position p begins T * p
+#   floats after the start of the array. An input whose AT is -1 is absent
 # - ..._COLUMN: the first column of an input that is a part of a wider value, else 0; ..._ROW: floats from row to row
 # - WANTED: whether only the wanted rows (those whose logits are needed) are processed; FROM_ALL: whether COPY has to
 #   choose the wanted rows from all rows
@@ -253,8 +258,8 @@ GROUP_SEQUENCES, GROUP_SLOTS, GROUP_WIDTH = range(3)
 # whether SiLU is applied to its output, and the address of its bias (C,), or 0.
 CONV_TASK, CONV_WEIGHT, CONV_TAPS, CONV_CHANNELS, CONV_SILU, CONV_BIAS, CONV_WIDTH = range(7)
 # Words of a delta rule: the task, the addresses of the rates (H,) and of the biases (H,) of the time step, the number
-# and width of key heads, the number H and width of value heads, SHARED, and the norm of the output. Value head h uses
-# key head h // SHARED, modulo the number of key heads.
+# and width of key heads, the number H and width of value heads, DELTA_SHARED, and the norm of the output. Value head h
+# uses key head h // DELTA_SHARED, modulo the number of key heads.
 (
     DELTA_TASK, DELTA_RATE, DELTA_BIAS, DELTA_KEYS, DELTA_KEY_DIM, DELTA_VALUES, DELTA_VALUE_DIM, DELTA_SHARED,
     DELTA_NORM, DELTA_EPS, DELTA_WIDTH,
@@ -266,7 +271,7 @@ CONV_TASK, CONV_WEIGHT, CONV_TAPS, CONV_CHANNELS, CONV_SILU, CONV_BIAS, CONV_WID
     SPACE_TASK, SPACE_NORM_TASK, SPACE_RATE, SPACE_BIAS, SPACE_SKIP, SPACE_HEADS, SPACE_HEAD_DIM, SPACE_GROUPS,
     SPACE_STATE_DIM, SPACE_NORM, SPACE_EPS, SPACE_NORM_GROUPS, SPACE_WIDTH,
 ) = range(13)  # fmt: skip
-# Words of a run, which is consecutive rows of one sequence: its first row, its number of rows, and the slots of the
+# A run is consecutive rows of one sequence. Words of a run: its first row, its number of rows, and the slots of the
 # states before and after these rows.
 RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET, RUN_WIDTH = range(5)
 
@@ -285,7 +290,7 @@ BLOCK = 128
 # The job of attention sets the other words:
 # - SEQ_ROW, SEQ_CHUNK: its first row among the queries, and its first chunk
 # - SEQ_BEGIN, SEQ_BLOCKS: the first block with a visible key, and the number of blocks from this one on
-# - SEQ_PART: the row of `parts` (`attend`) at which the results of its blocks begin
+# - SEQ_PART: in decode, the first row of its blocks' results in the array `parts` (an argument of `attend`)
 (
     SEQ_PAGES, SEQ_LENGTH, SEQ_NEW, SEQ_WANTED, SEQ_ROW, SEQ_CHUNK, SEQ_BEGIN, SEQ_PART, SEQ_BLOCKS, SEQ_WIDTH,
 ) = range(10)  # fmt: skip
@@ -299,7 +304,7 @@ SCORES = BLOCK + LANES
 def attention_span(group: int) -> int:
     """Return the number of tokens of a prefill chunk, for `group` query heads per KV head.
 
-    It is a multiple of LANES if `group` is at most QUERIES / LANES.
+    The number is a multiple of LANES if `group` is at most QUERIES / LANES.
     """
     tokens = QUERIES // group
     return tokens // LANES * LANES if tokens >= LANES else max(1, tokens)

@@ -42,7 +42,7 @@ def _gathered(builder: Any, addresses: list[Any], offset: int, kind: Any) -> Any
 def gathered_halves(builder: Any, addresses: list[Any], offset: int) -> Any:
     """Load a float16, `offset` bytes after each of 8 addresses; return them as a vector of float32.
 
-    Integer instructions join the 8 float16, because the vector units are busy with products.
+    The 8 float16 are joined by integer instructions, because the vector units are busy with products.
     """
     pair = ir.Constant(ir.VectorType(_I64, 2), ir.Undefined)
     for i in range(2):
@@ -70,8 +70,7 @@ class Scales(NamedTuple):
     Attributes:
         gather: function that returns the scales and the offsets of the blocks at 8 addresses. If a format has no
             offsets, the scales are returned twice.
-        words: number of float16 at the start of a block: 1 for a scale, 2 for a scale and an offset. 0 if the block
-            begins with another type.
+        words: 1 if a block begins with a float16 scale, 2 if it begins with a scale and an offset in float16, else 0.
     """
 
     gather: Any
@@ -81,7 +80,7 @@ class Scales(NamedTuple):
 def scales_of(kind: str, *, has_offset: bool) -> Scales:
     """Return the `Scales` of a format whose blocks begin with a scale, or with a scale and an offset.
 
-    `kind` is the type of the scale and the offset: "f16", "bf16" or "f32". Without offsets, it must be "f16".
+    `kind` is the type of the scale and the offset: "f16", "bf16" or "f32". A format without offsets must have "f16".
     """
 
     @intrinsic

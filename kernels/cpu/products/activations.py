@@ -31,8 +31,8 @@ def gelu(x: Any) -> Any:
 def gelu_erf(x: Any) -> Any:
     """Return `0.5 * x * erfc(-x / sqrt(2))`.
 
-    For z >= 0, erfc(z) is `t * exp(p(t) - z**2)` with `t = 1 / (1 + z / 2)`; the relative error is 1.2e-7. Source of
-    the polynomial p: W. H. Press et al., "Numerical Recipes in C", section 6.2.
+    For z >= 0, erfc(z) is `t * exp(p(t) - z**2)` with `t = 1 / (1 + z / 2)` and a polynomial p; the relative error is
+    at most 1.2e-7. Source of p: W. H. Press et al., "Numerical Recipes in C", section 6.2.
     """
     z = mul(larger(x, sub(zeros(), x)), splat(0.7071067811865476))
     t = div(splat(1.0), fma(z, splat(0.5), splat(1.0)))
@@ -62,7 +62,7 @@ def clamped_swiglu(gate: Any, up: Any) -> Any:
 
 @jit
 def activate(activation: int, x: Any) -> Any:
-    """Apply the activation function whose number in `layout.py` is `activation`, other than CLAMPED_SWIGLU."""
+    """Apply an activation function of one argument: SILU, GELU, GELU_ERF or RELU2 of `layout.py`."""
     if activation == SILU:
         return silu(x)
     if activation == GELU:
@@ -85,7 +85,7 @@ def gated(activation: int, gate: Any, up: Any) -> Any:
 
 @entry
 def soft_cap(x: int, n: int, cap: float, out: int) -> None:
-    """Write `cap * tanh(x[i] / cap)` to `out[i]` for n float32 at address `x`, computed in the same way for every i."""
+    """Write `cap * tanh(x[i] / cap)` to `out[i]` for n float32 at address `x`. The bits do not depend on i and n."""
     values, capped, whole = floats(x), floats(out), n // LANES * LANES
     factor, of = splat(1 / cap), splat(cap)
     for i in range(0, whole, LANES):

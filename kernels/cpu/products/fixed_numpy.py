@@ -27,7 +27,7 @@ BLOCK = 32
 # The largest quant, 127 * 256 + 127. Some kernels split a quant into two signed bytes, `256 * high + low`; for a larger
 # quant, the high byte would have to be 128.
 LIMIT = np.float32(32639)
-# A block becomes zero if its largest magnitude is below this, because LIMIT / magnitude could be infinite.
+# A block whose largest magnitude is below this becomes zero, because LIMIT / magnitude could be infinite.
 LEAST = np.float32(1e-34)
 
 
@@ -53,7 +53,7 @@ def quantize(x: Floats) -> Fixed:
 
 def multiply(weights: Parts, n_rows: int, x: Fixed) -> Floats:
     """Return the products (T, N) of N weight rows, given as the `Parts` of their blocks, with tokens (T, K)."""
-    # If a scale is for more than 32 columns, it is repeated for each block of 32.
+    # A scale for more than 32 columns is repeated for each block of 32.
     size = min(BLOCK, weights.quants.shape[-1])
     repeated = weights.quants.shape[-1] // size
     quants = weights.quants.reshape(n_rows, -1, size).astype(np.float64)

@@ -23,9 +23,9 @@ There are two forms of quants:
 With AMX (`fixed_amx.py`), rows are pairs if their format has HALVES, else quads. Tokens are pairs, followed by the
 bytes (*digits*) that AMX multiplies with quads: 32 high bytes of each token, then 32 low bytes of each token.
 
-For a tile of pairs, code that LLVM generates is a quarter slower than inline assembly, or keeps sums in memory. So
-inline assembly multiplies eight pairs of columns (`_pairs`). If the processor lacks the instructions for this, LLVM's
-operations multiply the pairs (`_plain_pairs`).
+Pairs are multiplied by inline assembly, for eight pairs of columns at a time (`_pairs`): code that LLVM generates is a
+quarter slower, or keeps sums in memory. If the processor lacks the instructions for this, LLVM's operations multiply
+the pairs (`_plain_pairs`).
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _WIDTH = register_lanes()
 # of the 16 of AVX2; NEON has separate sums for high and low bytes.
 TOKENS = {16: 12, 8: 6, 4: 3}[_WIDTH]
 # Positions of a token's words in a block (listed above), and the number of these words. With AMX the number is a
-# multiple of 8, so that digits are at multiples of 32 bytes: AMX loads lines that cross cache lines at half the speed.
+# multiple of 8, so that digits are at multiples of 32 bytes: AMX loads 32 bytes that cross cache lines at half speed.
 DIGITS = 16
 SCALE = DIGITS + (16 if TILES else 0)
 TOTAL, HALF_TOTALS, WHOLE_TOTAL, TOKEN_WORDS = SCALE + 1, SCALE + 2, SCALE + 4, SCALE + (8 if TILES else 5)
 _REGISTERS = ROWS // _WIDTH
 
-# The type of a step, which adds the products of one half of a block to the sums, or to zeros if `sums` is None:
-# (builder, number of tokens, rows, tokens, half, sums) -> sums.
+# The type of a step: (builder, number of tokens, rows, tokens, half, sums) -> new sums. A step adds the products of one
+# half of a block to the sums, or to zeros if `sums` is None.
 Step = Callable[[Any, int, Any, Any, int, "list[Any] | None"], list[Any]]
 
 
@@ -165,7 +165,7 @@ class _Tile:
         )
 
     def put(self, sums: list[Any], scales: Any, totals: Any) -> None:
-        """Multiply the sums by the scales of rows and tokens, and add the products, and the offsets times totals, to y.
+        """Add the sums, times the scales of rows and tokens, to y. If rows have offsets, also add offsets times totals.
 
         The rows' scales begin at word `scales` of the block of rows, the tokens' totals at word `totals` of the block
         of tokens.
@@ -212,7 +212,7 @@ def _joined(tile: _Tile, sums: list[Any]) -> list[Any]:
 
 
 def _block(tile: _Tile, step: Step, places: list[Any]) -> None:
-    """Multiply one block of 32 columns. `places` are stack slots of the sums, which LLVM keeps in registers."""
+    """Multiply one block of 32 columns. `places` are stack slots for the sums; LLVM turns the slots into registers."""
     builder, n = tile.builder, tile.n
 
     def half(which: int, before: list[Any] | None) -> None:
@@ -235,7 +235,7 @@ def _block(tile: _Tile, step: Step, places: list[Any]) -> None:
 
 
 def tile_of(n: int, step: Step) -> Any:
-    """Make the tile of ROWS rows and n tokens that computes products by `step`."""
+    """Return the function that multiplies a tile of ROWS rows and n tokens, with products by `step`."""
 
     @intrinsic
     def tile(typing: Any, rows: Any, tokens: Any, n_blocks: Any, y: Any, y_row: Any, kind: Any) -> Any:
@@ -267,7 +267,7 @@ if STEP is _pairs:
 
 
 def choice(n: int, step: Step) -> Any:
-    """Make the function that multiplies panels of rows and of 1 to n tokens; each number of tokens has its own tile."""
+    """Return a function that multiplies a panel of rows with one of 1 to n tokens; each number of tokens has a tile."""
     own, fewer = tile_of(n, step), choice(n - 1, step) if n > 1 else None
 
     @jit
@@ -295,7 +295,7 @@ multiply_panels = choice(TOKENS, STEP)
 def _pack_block(typing: Any, quants: Any, to: Any, t: Any, n: Any) -> Any:
     """Write 32 int16 quants of token t, from address `quants`, to the block at address `to` of a panel of n tokens.
 
-    With AMX also write their digits. A pair is columns 4 i and 4 i + 2, or 4 i + 1 and 4 i + 3, as in a panel of rows.
+    With AMX, also write their digits. A pair is columns 4 i and 4 i + 2, or 4 i + 1 and 4 i + 3, as in a panel of rows.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -329,7 +329,7 @@ def _pack_block(typing: Any, quants: Any, to: Any, t: Any, n: Any) -> Any:
 
 @intrinsic
 def sums_of_halves(typing: Any, quants: Any) -> Any:
-    """Return the sums of the first 16 and of the last 16 of 32 int16 at address `quants`."""
+    """Return two sums: of the first 16 and of the last 16 of the 32 int16 at address `quants`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind, found = ir.VectorType(_I16, 16), []
