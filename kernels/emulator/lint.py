@@ -48,7 +48,7 @@ _UNDECLARED = re.compile(r"use of undeclared identifier '(\w+)'")
 def check(name: str, header: str, source: str, *, suffixes: bool) -> None:
     """If a kernel breaks rules of Metal, raise LintError with a line for each breach.
 
-    With `suffixes`, float literals need a suffix.
+    With `suffixes`, a float literal without a suffix is also a breach.
     """
     found: list[str] = []
     for part, text in ((HEADER, header), (BODY, source)):
@@ -105,7 +105,7 @@ def _threadgroup_memory(text: str) -> Iterator[Breach]:
 
 
 def hints(error: str, inputs: Sequence[tuple[str, Input]]) -> str:
-    """Return hints, one per line, for errors that clang's messages (`error`) do not explain; "" for none."""
+    """Return hints that explain clang's messages (`error`), each on a new line; "" if there are no hints."""
     others = [hint.format(*found.groups()) for pattern, hint in _HINTS if (found := pattern.search(error))]
     return "".join(f"\nhint: {hint}" for hint in (*_attributes(error), *_tiny_inputs(error, inputs), *others))
 
@@ -117,7 +117,7 @@ def _attributes(error: str) -> Iterator[str]:
 
 
 def _tiny_inputs(error: str, inputs: Sequence[tuple[str, Input]]) -> Iterator[str]:
-    """If MLX passes small inputs as `constant`, not as `device` memory, explain an error about address spaces."""
+    """Explain an error about address spaces if the kernel has small inputs, which MLX passes as `constant` memory."""
     tiny = [name for name, kind in inputs if kind.small]
     if tiny and re.search(r"constant|address space '2'", error):
         yield (

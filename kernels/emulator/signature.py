@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .errors import LaunchError
 
-# {MLX dtype: Metal type}
+# Maps each MLX dtype to its Metal type.
 TYPES = {
     "bool": "bool",
     "uint8": "uint8_t",
@@ -32,8 +32,8 @@ TYPES = {
     "complex64": "complex64_t",
 }
 
-# {attribute of a thread: (Metal type, C++ expression of its value)}, in MLX's order. In the expressions, `t` is the
-# thread and `g` its threadgroup (the structs in runtime/abi.h).
+# Maps each thread attribute, in MLX's order, to its Metal type and to the C++ expression by which the emulator computes
+# it. In the expressions, `t` is the thread and `g` its threadgroup (the structs in runtime/abi.h).
 ATTRIBUTES = {
     "dispatch_quadgroups_per_threadgroup": ("uint", "(threads_of(g.dispatched) + 3) / 4"),
     "dispatch_simdgroups_per_threadgroup": ("uint", "(threads_of(g.dispatched) + 31) / 32"),
@@ -80,11 +80,11 @@ class Input(NamedTuple):
 class Parameter(NamedTuple):
     """One buffer of the kernel: an input, an output, or the shape, strides or ndim of an input."""
 
-    declaration: str  # MLX's text before the name
+    declaration: str  # the text before the name, such as `const device float*`
     name: str
     role: str  # input, shape, strides, ndim, output
-    place: int  # the index of the input or output
-    dtype: str  # of this input or output
+    place: int  # the index of this input or output
+    dtype: str  # the dtype of this input or output
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Signature:
 
     function: str
     template: str  # the line `template <...>`, or ""
-    arguments: str  # such as "<float, 3>", or ""
+    arguments: str  # the template arguments, such as "<float, 3>", or ""
     parameters: tuple[Parameter, ...]
     attributes: tuple[str, ...]
 
@@ -126,7 +126,7 @@ class Argument(NamedTuple):
 
     @classmethod
     def of(cls, name: str, value: Any) -> Argument:
-        """Return the argument: a dtype by its Metal name, a number unchanged, a bool as 0 or 1."""
+        """Return the argument. Its text is the Metal name of a dtype, the digits of an int, or 0 or 1 for a bool."""
         if isinstance(value, bool):
             return cls(name, "bool", str(int(value)))
         if isinstance(value, int):
@@ -138,7 +138,7 @@ class Argument(NamedTuple):
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return `float32` for mlx.core.float32, numpy.float32 or "float32"."""
+    """Return the name of a dtype: "float32" for mlx.core.float32, numpy.float32 or "float32"."""
     name = str(getattr(dtype, "__name__", None) or dtype).rsplit(".", 1)[-1]
     return "bool" if name == "bool_" else name
 

@@ -18,12 +18,14 @@ THREADS = 64
 
 
 def grid(tokens: int, n_columns: int) -> tuple[Size, Size]:
-    """Return the grid and the threadgroup: thread (i, t) expands columns 16 i to 16 i + 15 of token t."""
+    """Return the grid and the threadgroup: thread (i, t) writes columns 16 i to 16 i + 15 of output row t."""
     return (-(-n_columns // (16 * THREADS)) * THREADS, tokens, 1), (THREADS, 1, 1)
 
 
 def embed_rows(table: StoredMatrix, ids: mx.array) -> mx.array:
-    """Return (T, K) float32: row `ids[t]` of a table (N, K) for each t, bit for bit as the format defines the weights.
+    """Return the rows `ids` of a table (N, K), as float32 (T, K).
+
+    The weights are bit-identical to those that the format defines.
 
     `ids` is (T,) int32. Its values are not checked; the row of an invalid id is NaN.
 
@@ -48,7 +50,7 @@ def embed_rows(table: StoredMatrix, ids: mx.array) -> mx.array:
 
 
 def reference(table: StoredMatrix, ids: mx.array) -> Expected:
-    """Return the expected rows, which must be bit-identical."""
+    """Return the expected rows; those of the kernel must be bit-identical."""
     wanted = np.array(ids)
     known = (wanted >= 0) & (wanted < table.shape[0])
     rows = np.where(known[:, None], expanded(table)[np.where(known, wanted, 0)], np.nan)

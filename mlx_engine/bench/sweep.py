@@ -1,8 +1,8 @@
-"""`bench --sweep`: measure every backend setting (rung, see `ladder.py`), with weights as float32 and as stored.
+"""`bench --sweep`: measure every rung (a backend with settings, see `ladder.py`) with weights as float32 and as stored.
 
-A rung is not measured if it is unavailable on this machine, if its weights take more than half of
-the memory, or if one token would exceed the budget; its rows have the reason. Finally, the fastest rung on the CPU
-decodes a longer text with and without a KV cache, to show the duration of every pass.
+A rung is not measured if it is unavailable on this machine, if it does not have the type of activations, if its weights
+take more than half of the memory, or if one token would exceed the budget; its rows then have the reason. Finally, the
+fastest rung on the CPU decodes a longer text with and without a KV cache, to show the duration of every pass.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.conversion import F32_LAYERS, STORED, Conversion
 from mlx_engine.weights.model import architecture_of, open_model
 
-# Seconds per cell: a test on a rung with a type of weights. All rungs of the built-in model then take 2 to 3 minutes.
+# Seconds per cell (one test on one rung with one type of weights). With this default, a sweep of the built-in model
+# takes 2 to 3 minutes.
 BUDGET = 10.0
 # Number of passes of the long decode test, with and without a cache.
 PASSES = 256
-# Default prompt lengths for models with a long context (at least 1,024 tokens), and with a short one.
+# Default prompt lengths: for models with a context of at least 1,024 tokens, and for other models.
 PROMPTS, SHORT_PROMPTS = (128, 512), (16, 64, 256)
 
 
@@ -78,7 +79,7 @@ class Plan:
         """Return the rungs of the chosen backends.
 
         Raises:
-            BackendUnavailableError: a name is not the name of a backend.
+            BackendUnavailableError: a name in `backends` is not the name of a backend.
             OptionError: none of the chosen rungs has the type of activations.
         """
         refused("auto", self.activations)  # raises OptionError if no backend has this type of activations
@@ -94,7 +95,7 @@ class Plan:
         return rungs
 
     def tests(self, context: int) -> list[Test]:
-        """Return the tests of a rung; raise OptionError if there is no test, or one does not fit the context."""
+        """Return the tests of a rung; raise OptionError if there is no test, or a test does not fit the context."""
         defaults = PROMPTS if context >= 2 * max(PROMPTS) else SHORT_PROMPTS
         fitting = [n for n in defaults if n <= context]
         lengths = fitting if self.prompts is None else [n for n in self.prompts if n]
@@ -112,10 +113,12 @@ MEMORY = 0.5
 
 
 def sweep(model: str, plan: Plan, announce: Announce = lambda done, total, title: None) -> Iterator[Row]:
-    """Yield rows as they are measured; `announce` is called before each test with (rungs done, total, title).
+    """Yield rows as they are measured.
+
+    Before each test, call `announce` with (rungs done, number of rungs, title). The last decode test counts as a rung.
 
     Raises:
-        BackendUnavailableError: a name is not the name of a backend.
+        BackendUnavailableError: a name in `plan.backends` is not the name of a backend.
         OptionError: a test does not fit the model's context, or no chosen rung has the type of activations.
     """
     rungs = plan.rungs()
@@ -152,7 +155,7 @@ class Sweep:
                     yield {**self._described(rung, quant), **asked}
 
     def passes(self, found: Sequence[Row], done: int) -> Iterator[Row]:
-        """Run the long decode test with and without a cache, on the fastest rung that runs on the processor."""
+        """Yield the rows of the long decode test on the fastest rung of the CPU, with and without a KV cache."""
         cells = [row for row in measured(found) if row["n_gen"] and row["kv"] and row["device"] == "cpu"]
         if not cells or self.n_passes < 1:
             return
@@ -166,10 +169,10 @@ class Sweep:
             yield self._cell(rung, tried[best["quant"]], test, done)
 
     def _attempts(self, rung: Rung) -> list[tuple[Conversion, str | None]]:
-        """Return the conversions of weights to measure, each with the reason to skip it, or None.
+        """Return the conversions of weights to measure, each with the reason to skip it; None if it is measured.
 
         If `plan.quant` is STORED (no conversion), the conversions are F32_LAYERS (all layers as float32) and STORED.
-        Return only `plan.quant` if it is another one, or if the rung is unavailable or expands all weights to F32.
+        If it is another conversion, or the rung is unavailable or expands all weights to float32, it is the only one.
         """
         reason = unavailable(rung.backend) or refused(rung.backend, self.plan.activations, jit=rung.jit)
         if reason is not None:
@@ -227,7 +230,10 @@ class Sweep:
 
 
 def seconds_per_weight(backend: Backend) -> float:
-    """Return a backend's seconds per weight of a small float32 matrix. Large matrices differ by a small factor."""
+    """Return a backend's seconds per weight, measured with a small float32 matrix.
+
+    The time of large matrices differs by a small factor.
+    """
     shape = (32, 512)
     zeros = np.zeros(shape, dtype=np.float32)
     linear: Any = Linear("small", backend.prepare(Weight.pack("small", zeros, F32)))

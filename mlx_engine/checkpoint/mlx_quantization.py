@@ -1,9 +1,13 @@
 """Read quantised matrices from folders that MLX has written: their settings in config.json, and their tensors.
 
-A quantised matrix NAME (..., N, K), with N outputs and K inputs, is stored as NAME.weight, uint32 (..., N, K * bits /
-32), NAME.scales (..., N, K / group size), and in the mode "affine" NAME.biases of the scales' shape. The setting
-`quantization` (or `quantization_config`) has "bits", "group_size" and "mode" for all matrices. Its key NAME, if there
-is one, has other values for the matrix NAME, or false if this matrix is not quantised.
+A quantised matrix NAME (..., N, K), with N outputs and K inputs, is stored in two or three tensors:
+
+- NAME.weight: the quants, uint32 (..., N, K * bits / 32)
+- NAME.scales: (..., N, K / group size)
+- NAME.biases: only in the mode "affine", of the same shape as the scales
+
+The setting `quantization` (or `quantization_config`) has "bits", "group_size" and "mode" for all matrices. If it has a
+key NAME, the value has other settings for the matrix NAME, or is false if this matrix is not quantised.
 
 Source: `load_model` and `quantize_model` of mlx-lm 0.32, mlx_lm/utils.py.
 """
@@ -21,7 +25,7 @@ from mlx_engine.quant.groups import AFFINE_BITS, AFFINE_GROUPS, BYTE, FIXED, FLO
 
 KEYS = ("quantization", "quantization_config")
 WEIGHT, SCALES, BIASES = ".weight", ".scales", ".biases"
-# Bits of the uint32 words that hold quants.
+# Bits of a uint32 word, which holds several quants.
 WORD_BITS = 32
 
 
@@ -29,7 +33,7 @@ WORD_BITS = 32
 class Setting:
     """How matrices are quantised; `group` is the group size, in columns.
 
-    For error messages, `where` is the path of config.json, and `key` the place in it.
+    Error messages use `where`, the path of config.json, and `key`, the key of this setting.
     """
 
     where: str
@@ -41,19 +45,23 @@ class Setting:
 
 @dataclass(frozen=True)
 class Quantization:
-    """A folder's settings: `by_name` for single matrices, None if not quantised; `default` for all other matrices."""
+    """A folder's settings.
+
+    `by_name` maps names of single matrices to their settings, or to None if the matrix is not quantised. All other
+    matrices have the setting `default`.
+    """
 
     default: Setting
     by_name: Mapping[str, Setting | None]
 
     def of(self, name: str) -> Setting | None:
-        """Return the setting of a matrix."""
+        """Return the setting of a matrix; None if it is not quantised."""
         return self.by_name.get(name, self.default)
 
 
 @dataclass(frozen=True)
 class GroupEntry:
-    """A quantised matrix in a folder. `tensors` has the files and names of its quants, scales and biases (if any)."""
+    """A quantised matrix in a folder. `tensors` has the file and name of its quants, scales and, if any, biases."""
 
     shape: tuple[int, ...]
     type: GroupType
@@ -71,8 +79,8 @@ class GroupEntry:
 def read_quantization(config: Mapping[str, object], where: str) -> Quantization | None:
     """Return the settings of MLX's quantisation; None if the folder has none.
 
-    Also return None if there is only a `quantization_config` with a "quant_method": another program, such as GPTQ, has
-    quantised this folder.
+    Also return None if there is only a `quantization_config` with a "quant_method": this folder is quantised by another
+    method, such as GPTQ.
 
     Raises:
         UnsupportedConfigError: a setting is unknown or invalid.

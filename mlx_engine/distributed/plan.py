@@ -1,9 +1,9 @@
 """Plan a model on several machines without running it: the part of each rank, and the expected tokens/s.
 
 `ModelParts` has the parts of a model (each layer, the embedding tables and the head), with their bytes and arithmetic
-operations. They are computed from the shapes and types of the weights. `pipeline` and `tensor` divide the parts among
-the ranks. `Timing` computes the time of a pass from memory bandwidth, arithmetic rate and links. A run with
-`--shard pipeline` chooses its split with the same parts.
+operations, computed from the shapes and types of the weights. `pipeline` and `tensor` divide the parts among the ranks.
+`Timing` computes the time of a pass from memory bandwidth, arithmetic rate and links. A run with `--shard pipeline`
+uses the same parts to choose its split (the number of layers of each rank).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOT_TABLES = ("config", "layers", "program", "output", "output_norm", "_backend"
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward pass: `n_tokens` new tokens of each of `n_sequences` sequences, after `depth` tokens.
+    """A forward pass: `n_tokens` new tokens in each of `n_sequences` sequences, after `depth` earlier tokens.
 
     Logits are computed for the last token of each sequence.
     """
@@ -67,12 +67,13 @@ class Part:
         experts: bytes of the experts' matrices.
         expert_share: the share of the experts that one token uses.
         multiplied: multiplications with weights per token, counting only the experts that the token uses.
-        scored: multiplications of attention per new token and visible token.
-        attended: the KV cache that the layer's attention reads; None for a layer without attention.
-        kept: the layer's own cache (keys and values, or a state); None if the layer shares the KV cache of another one.
-        exchanges: with tensor parallelism, the number of exchanges between the ranks in this layer, each of an array as
-            large as the hidden states: one per sum (after attention, after the FFN, and after experts beside a dense
-            FFN), and two more (of queries and keys) if norms run over all heads.
+        scored: multiplications of attention per pair of a new token and a token that it attends to.
+        attended: describes the KV cache that the attention reads; None for a layer without attention.
+        kept: describes the layer's own cache (keys and values, or a state); None if the layer shares the KV cache of
+            another layer.
+        exchanges: with tensor parallelism, how often the ranks exchange an array as large as the hidden states in this
+            layer: once per sum (after attention, after the FFN, and after experts beside a dense FFN), and twice more
+            (for queries and keys) if norms run over all heads.
         is_head: whether the part computes only the last token of a sequence.
     """
 
@@ -93,10 +94,10 @@ class Part:
         return replace(self, arrays=tuple(array for array in self.arrays if array not in self.tables), tables=())
 
     def work(self, of: Pass) -> Work:
-        """Return the work of a pass."""
+        """Return the part's work in a pass."""
         n_tokens = of.n_sequences * of.n_tokens
         computed = of.n_sequences if self.is_head else n_tokens
-        # `visible` is the average number of tokens that a query attends to: all earlier tokens, half of the new ones.
+        # `visible` is the average number of tokens that a query attends to: all earlier and half of the new tokens.
         # `n_read` is the number of tokens of a sequence whose keys and values the pass reads.
         visible, n_read = of.depth + (of.n_tokens + 1) / 2, float(of.depth + of.n_tokens)
         kv = 0.0
@@ -115,16 +116,16 @@ class ModelParts:
     """The parts of a model, or the slices of these parts that one rank of tensor parallelism has.
 
     Attributes:
-        tables: embedding tables, and other arrays that compute the hidden states before the first layer.
+        tables: embedding tables, and the other arrays that the model uses before the first layer.
         layers: one part per layer.
         head: the norm and the matrix of the head; the matrix of a tied head is the embedding table of `tables`.
         left: bytes of embedding tables that stay in the file; a pass reads a few of their rows.
         total: bytes of the weights that one process holds in memory, without `left`.
         hidden: floats per token that one layer passes to the next.
         vocab_size: number of logits.
-        widest: the largest sum of rows and columns of a matrix, without the head and the embedding tables; bounds the
-            memory of activations.
-        cuts: the indices of layers that may be the first of a rank.
+        widest: the largest number of rows plus columns of a matrix other than the head and the embedding tables; bounds
+            the memory of activations.
+        cuts: the indices of layers that may be the first layer of a rank.
     """
 
     tables: Part
@@ -212,7 +213,7 @@ def _found(value: Any, kind: type) -> Iterator[Any]:
 
 
 class _Best(NamedTuple):
-    """A split: largest cost of a rank, the sum of squared costs (to prefer even splits), each rank's first layer."""
+    """A split: the largest cost, the sum of squared costs (to prefer even splits), and the first layer of each rank."""
 
     largest: float
     squares: float
@@ -225,13 +226,15 @@ NONE = _Best(math.inf, math.inf, ())
 def balanced(
     n_layers: int, n_ranks: int, cuts: Collection[int], cost: Callable[[int, int, int], float]
 ) -> list[int] | None:
-    """Return the number of layers of each rank that minimises the largest cost; None if every split has infinite cost.
+    """Return the split with the smallest maximum of the ranks' costs; None if this maximum is infinite for all splits.
+
+    A split is the number of layers of each rank.
 
     Args:
         n_layers: number of layers, at least one per rank.
         n_ranks: number of ranks.
-        cuts: the indices of layers that may be the first of a rank.
-        cost: called with (rank, first layer, the layer after the last); infinite if these layers do not fit.
+        cuts: the indices of layers that may be the first layer of a rank.
+        cost: a function of (rank, first layer, the layer after the last); infinite if these layers do not fit.
     """
     best = {0: _Best(0.0, 0.0, ())}
     for rank in range(n_ranks):
@@ -291,7 +294,7 @@ class Host:
     def delay(self) -> float:
         """Expected seconds from a message's arrival until the rank reads it; 0 if every rank has a core.
 
-        With fewer cores, another rank that polls its sockets may use the core until its time slice ends.
+        With fewer cores, another rank that polls its sockets may occupy the core until its time slice ends.
         """
         return 0.0 if self.cores is None else SLICE / 2 * max(0.0, 1 - self.cores / self.ranks)
 
@@ -307,8 +310,8 @@ class Host:
     def among_waiting(self, work: Work) -> float:
         """Return the time of a rank's work while the other ranks wait for messages.
 
-        A waiting rank uses a core, too, because MLX's ring polls its sockets. The operating system runs the rank whose
-        message has arrived for one time slice; then the waiting ranks get their share of the cores.
+        A waiting rank uses a core, too, because MLX's ring polls its sockets. When a rank's message arrives, the
+        operating system runs this rank for one time slice; then the waiting ranks get their share of the cores.
         """
         seconds = self.seconds(work)
         share = 1.0 if self.cores is None else max(1.0, (self.threads + self.ranks - 1) / self.cores)
@@ -334,7 +337,7 @@ class Link:
         return nbytes * BITS / self.rate
 
     def seconds(self, nbytes: float) -> float:
-        """Return the seconds of a message from one rank's memory to the other's."""
+        """Return the seconds of a message from the memory of one rank to the memory of its neighbour."""
         return self.latency + self.overhead + self.occupied(nbytes)
 
 
@@ -349,7 +352,7 @@ class Asked:
 
     Attributes:
         context: tokens of each sequence in the cache.
-        slots: sequences at the same time.
+        slots: number of sequences at the same time.
         prompt: tokens of the prompt whose time is estimated.
         best: the number of largest logits that sampling needs; None for all.
     """
@@ -442,7 +445,7 @@ def smallest(model: ModelParts, host: Host, asked: Asked) -> int | None:
     """Return how many ranks on hosts like `host` a pipeline needs to hold the model; None if no number is enough."""
     runs, ends, first, n = _Runs(model, asked), sorted({*model.cuts, len(model.layers)}), 0, 0
     while first < len(model.layers):
-        # Taking as many layers as fit minimises the number of ranks.
+        # If each rank takes as many layers as fit, the number of ranks is smallest.
         fitting = [end for end in ends if end > first and runs.needed(first, end) <= host.memory]
         if not fitting:
             return None
@@ -523,13 +526,13 @@ ShardKind: TypeAlias = Literal["pipeline", "tensor"]
 
 @dataclass(frozen=True)
 class Messages:
-    """The messages of one pass that are sent in sequence, so that their times add up.
+    """The messages of one pass that are sent one after another, so their times add up.
 
     Attributes:
         hidden, n_hidden: bytes of a message of hidden states, and the number of these messages.
         logits, n_logits: bytes of a message of logits, and the number of these messages.
-        n_begin: with tensor parallelism, the number of short messages that announce the pass: rank 0's message, which
-            each rank forwards to the next.
+        n_begin: with tensor parallelism, the number of short messages that announce the pass. Rank 0 sends the first,
+            and each rank forwards it to the next.
     """
 
     hidden: int
@@ -540,7 +543,7 @@ class Messages:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all messages; those that announce the pass are too short to count."""
+        """Bytes of all messages, without the short ones that announce the pass."""
         return self.hidden * self.n_hidden + self.logits * self.n_logits
 
     def seconds(self, link: Link) -> float:
@@ -578,7 +581,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of passes of a model on ranks with links; `best` as in `Asked`."""
+    """Computes the times of passes of a model on several ranks; `best` is `Asked.best`."""
 
     model: ModelParts
     ranks: Sequence[Rank]
@@ -627,7 +630,7 @@ class Timing:
         return self.compute(of) + self.sent(of)
 
     def sent(self, of: Pass) -> float:
-        """Return the seconds of all messages of a pass, until each has been read."""
+        """Return the seconds of all messages of a pass, including the delays until they are read."""
         messages, delay = self.messages(of), max(rank.host.delay for rank in self.ranks)
         return messages.seconds(self.link) + messages.n * delay
 
@@ -643,7 +646,8 @@ class Timing:
     def all_of(self, passes: Sequence[Pass]) -> float:
         """Return the seconds of several passes that do not wait for each other's results, such as parts of a prompt.
 
-        In a pipeline, a rank begins a pass as soon as the pass has arrived and the rank's previous pass has ended.
+        In a pipeline, a rank begins a pass as soon as its hidden states have arrived and the rank's previous pass has
+        ended.
         """
         if self.shard == "tensor" or len(passes) == 1:
             return sum(map(self.alone, passes))
@@ -683,7 +687,7 @@ class Summary:
         per_token: the messages of the pass that computes one token of one answer.
         chunk: the most tokens of the prompt that one pass computes.
         per_chunk: the messages of a pass with `chunk` tokens.
-        smallest: the result of `smallest` for the host of the last rank.
+        smallest: the result of the function `smallest` for the host of the last rank.
         measured: which of "bandwidth" and "compute" were measured on this machine.
     """
 
@@ -708,11 +712,11 @@ class Summary:
         """Make the plan of a model on some machines.
 
         `slices` begins with the whole model. For tensor parallelism, each rank's slice of the model follows. `split`
-        has the number of layers of each rank of a pipeline; None chooses the split. A pass has at most `chunk` tokens
-        of a prompt.
+        has the number of layers of each rank of a pipeline; if None, `pipeline` chooses the split. A pass has at
+        most `chunk` tokens of a prompt.
 
         Raises:
-            OptionError: as `pipeline`.
+            OptionError: the hosts or `split` do not fit the model (see `pipeline`).
         """
         model = slices[0]
         ranks = pipeline(model, hosts, asked, split) if shard == "pipeline" else tensor(slices[1:], hosts, asked)
@@ -739,7 +743,7 @@ class Summary:
 
     @property
     def duplicated(self) -> int:
-        """Bytes of weights that all ranks together hold in addition to the weights of one process."""
+        """Bytes of weights that all ranks together hold beyond those that a single process would hold."""
         return max(0, sum(rank.weights for rank in self.ranks) - self.model.total)
 
     @property
@@ -754,7 +758,7 @@ class Summary:
 
     @property
     def experts(self) -> tuple[int, int, int]:
-        """Bytes of all experts, of experts in memory, and of experts that a token is expected to read from the file.
+        """Bytes of all experts, of those in memory, and of those that one token is expected to read from the file.
 
         Experts are left in the file only if one rank has the whole model.
         """

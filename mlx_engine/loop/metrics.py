@@ -1,8 +1,8 @@
 """Metrics of a run: times of its forward passes, and the rates computed from them.
 
-In this module, a pass is all work for one new token, or for several if proposed tokens were right. It ends when the
-token's id is on the host. The first pass is the whole prefill, even if the prompt was run in several chunks, and does
-not count in the decode rate. A metric that cannot be computed is None, printed as a dash.
+In this module, a pass is all work for one new token, or for several if proposed tokens were right. It ends when
+the token ids are on the host. The first pass is the whole prefill, even if the prompt was run in several chunks, and
+does not count in the decode rate. A metric that cannot be computed is None, printed as a dash.
 
 Time that the caller spends between two tokens counts only if the device computes meanwhile: see `PassTimer`.
 """
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# If the host waits at most this many seconds for an id, the id is assumed to have been ready before.
+# If the host waits at most this many seconds for token ids, they are assumed to have been ready before.
 AT_ONCE = 1e-4
 
 
@@ -26,7 +26,7 @@ class Metrics:
 
     Attributes:
         passes: the time of each pass, in order.
-        shares: this run's part of the time of each pass. The shares of all runs in a pass add up to its time.
+        shares: this run's part of the time of each pass. The shares of all runs in a pass add up to the pass's time.
         sampling: the time of choosing each token, a part of the time of its pass; empty on a lazy backend, because its
             device chooses the tokens.
         phases: maps the name of each phase outside of passes, such as load, warm_up and tokenize, to its time.
@@ -46,7 +46,7 @@ class Metrics:
         """Record a pass that gave `n_tokens` new tokens.
 
         `share` is this run's part of `seconds`, by default all of it. `sampling` is the part of `seconds` in which the
-        token was chosen; None if it was not measured.
+        tokens were chosen; None if it was not measured.
         """
         self.n_more += n_tokens - 1
         self.passes.append(seconds)
@@ -74,7 +74,7 @@ class Metrics:
 
     @property
     def per_forward_ms(self) -> dict[str, float] | None:
-        """Minimum, maximum and mean time of a pass in milliseconds, and the number of passes; None before the first."""
+        """Minimum, maximum and mean milliseconds of a pass, and the number of passes; None before the first ends."""
         if not self.passes:
             return None
         ms = [seconds * 1e3 for seconds in self.passes]
@@ -114,7 +114,7 @@ def _number(value: float | None) -> str:
 
 
 class PassTimer:
-    """Measures passes on a lazy backend, where the host submits the next pass before it waits for the last one."""
+    """Measures passes on a lazy backend, where the host submits the next pass before it waits for the previous one."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -128,15 +128,15 @@ class PassTimer:
     def interval(self, resumed: float, asked: float) -> float:
         """Return the seconds of the pass that ends now, on a device that starts each pass when the previous one ends.
 
-        If the host had to wait for the id of this pass, the device was busy since the end of the previous pass, and the
-        pass took all of this time. Otherwise the device may have been idle while the caller's code ran. The pass is
-        then assumed to have taken as long as the last pass for which the host had to wait, but at least the time since
+        If the host had to wait for the token ids, the device was busy since the end of the previous pass, and this pass
+        took all of that time. Otherwise the device may have been idle while the caller's code ran. Then the pass is
+        assumed to have taken as long as the last pass for which the host had to wait, but at least the time since
         `resumed`, and at most the time since the end of the previous pass. So a slow caller does not change the decode
         rate.
 
         Args:
             resumed: the time when the caller's code, which runs between two steps, returned to the engine.
-            asked: the time when the host began to wait for the id.
+            asked: the time when the host began to wait for the token ids.
         """
         now = self._clock()
         whole, inside = now - (resumed if self._ended is None else self._ended), now - resumed

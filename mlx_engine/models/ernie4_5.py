@@ -1,10 +1,10 @@
 """ERNIE 4.5, dense and with a mixture of experts.
 
-Reference: Hugging Face transformers, models/ernie4_5. Differences from Llama: rotary pairs are (2j, 2j + 1) in all
-files; one setting, `use_bias`, gives all linear layers biases.
+Reference: Hugging Face transformers, models/ernie4_5. Differences from Llama: rotary pairs are (2j, 2j + 1) in
+folders, too, not only in GGUF files; one setting, `use_bias`, gives all linear layers biases.
 
-Reference of the mixtures: models/ernie4_5_moe. The router chooses experts by a softmax of its logits plus a bias. The
-output of the shared experts is added without a gate. The first layers are dense.
+Reference of the mixtures: models/ernie4_5_moe. To choose experts, the router adds a bias to the softmax of its logits.
+The output of the shared experts is added without a gate. The first layers are dense.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ plan = standard.plan(Config, {**llama.TENSORS, **llama.INTERLEAVED}, tied=True)
 
 
 def shared_size(s: Settings, key: str, config: Any) -> None:
-    """Check the total FFN size of the shared experts: 0, or their number times the FFN size of one expert."""
+    """Check that the total FFN size of the shared experts is 0, or their number times the FFN size of one expert."""
     s.expect(key, 0, config.n_shared * config.expert_size)
 
 
 def to_the_end(s: Settings, key: str, config: Any) -> None:
-    """Check that the last layer with experts is the last layer of the model. The value -1 means this layer, too."""
+    """Check that the last layer with experts is the last layer of the model. The value -1 also means the last layer."""
     s.expect(key, -1, config.n_layers - 1)
 
 

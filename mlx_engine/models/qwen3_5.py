@@ -1,9 +1,10 @@
-"""Qwen3.5 and Qwen3.6, dense and with a mixture of experts, the text model.
+"""The text model of Qwen3.5 and Qwen3.6, dense and with a mixture of experts.
 
 Reference: Hugging Face transformers, models/qwen3_5. Three of four layers are gated delta networks ("Gated Delta
-Networks", arXiv 2412.06464): a convolution over queries, keys and values, and a matrix per value head as the state. The
-other layers have Qwen3's attention with two differences: RoPE rotates only the first quarter of each head, and the
-output is multiplied by a sigmoid gate. Folders of transformers store norm weights minus 1, except in delta networks.
+Networks", arXiv 2412.06464). They have a convolution over queries, keys and values; their state is a matrix per value
+head. The other layers have Qwen3's attention with two differences: RoPE rotates only the first quarter of each head,
+and the output is multiplied by a sigmoid gate. Folders of transformers store norm weights minus 1, except in delta
+networks.
 
 Reference of the mixtures: models/qwen3_5_moe. Every FFN is a mixture of experts plus a shared expert with a sigmoid
 gate, as in Qwen2-MoE. The weights of a token's experts add up to 1.
@@ -70,7 +71,7 @@ INTERVAL, INTERVAL_KEY = 4, "full_attention_interval"
 # Settings of multimodal RoPE, which are ignored: they assign frequencies to three position ids (time, height, width),
 # and for text the three ids are equal.
 MROPE = ("mrope_section", "mrope_interleaved")
-# The number of frequencies per position id; the fourth id is unused. llama.cpp requires these numbers in GGUF files.
+# The number of frequencies per position id. llama.cpp requires four numbers in GGUF files; the fourth id is unused.
 SECTIONS = [11, 11, 10, 0]
 
 
@@ -96,7 +97,7 @@ class RotaryBase(Setting):
 
 
 class RotaryDim(Setting):
-    """The setting of the number of rotated elements in each head; in config.json, a fraction of the head dim."""
+    """The number of rotated elements in each head. config.json has the fraction of the head dim instead."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the number; raise an error unless it is even, at least 2, and at most the head dim."""
@@ -122,7 +123,7 @@ class RotaryDim(Setting):
 # ---- tensors: their names, and the order of their rows in folders and in GGUF files ----
 # Value heads of a delta network: in folders, the value heads that read the same key head are adjacent. In the model and
 # in GGUF files, value head h reads key head h % G, with G key heads, so the value heads of folders are reordered on
-# load. In Qwen3-Next (`are_neighbors`), these value heads are adjacent in the model and in GGUF files, too.
+# load. In Qwen3-Next (`are_neighbors`), the order is the same in the model, in GGUF files and in folders.
 # Heads of attention: in both kinds of files, the rotated elements come first in a head. On load, the second half of the
 # rotated elements is moved to the beginning of the second half of the head. Backends can then rotate whole heads with
 # the pairs (j, j + E/2), where E is the head dim.
@@ -133,13 +134,13 @@ LAYER = "model.layers.*."
 NET = f"{LAYER}linear_attn."
 HEAD = "lm_head.weight"
 
-# A function of (config, checkpoint, whether mlx-lm wrote it) that returns the table rows of a delta network.
+# A function of (config, checkpoint, whether mlx-lm wrote the checkpoint) that returns a delta network's table rows.
 DeltaRows: TypeAlias = Callable[[Any, Checkpoint, bool], dict[str, Row]]
 # A function of (config, checkpoint, module of the FFN in a folder) that returns the expert tensors of the layer of
 # multi-token prediction (MTP).
 ExtraExperts: TypeAlias = Callable[[Any, Checkpoint, str], list[Tensor]]
 
-# The embedding, the head, and the norms of layers.
+# The table rows of the embedding, the head, and the norms before mixers, FFNs and the head.
 EVERYWHERE = {
     "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
     "output_norm.weight": Row("model.norm.weight", "D", plus=1.0),
@@ -368,7 +369,7 @@ def _delta_net(cfg: Config, t: LayerTensors) -> DeltaNet:
 
 
 def _check_rows(s: Settings, cfg: Config) -> None:
-    """Raise UnsupportedConfigError if a matrix has too many rows: listing their order would exhaust memory."""
+    """Raise UnsupportedConfigError if a matrix has so many rows that a list of their order would exhaust memory."""
     attention, delta = 2 * cfg.n_heads * cfg.head_dim, cfg.conv_channels
     if max(attention, delta) > MOST_ROWS:
         raise s.error("heads and their widths", f"at most {MOST_ROWS:,} rows per matrix", max(attention, delta))
@@ -383,7 +384,8 @@ def plan(
 ) -> Plan:
     """Return the config and the expected tensors of a checkpoint, without the experts of decoder layers.
 
-    `experts` is None for dense models.
+    `experts` returns the expert tensors of the MTP layer; None for dense models. `delta` returns the table rows of
+    delta networks.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.

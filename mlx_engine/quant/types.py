@@ -5,7 +5,7 @@ can also be dequantised.
 
 Source: `enum ggml_type` and the type traits of ggml, from which llama.cpp computes tensor sizes,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/include/ggml.h
-(Q8_1 has 36 bytes, as in ggml's struct: two float16 and 32 quants. The `gguf` Python package has 40.)
+A block of Q8_1 has 36 bytes here, as in ggml's struct: two float16 and 32 quants. The `gguf` Python package has 40.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GGMLType:
         return self.name
 
 
-# ggml has removed the types 4, 5, 31 to 33 and 36 to 38. A file with such a type raises FormatError.
+# ggml has removed the types 4, 5, 31 to 33 and 36 to 38. Opening a file with such a type raises FormatError.
 TYPES: tuple[GGMLType, ...] = tuple(
     GGMLType(*row)
     for row in (

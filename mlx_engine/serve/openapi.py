@@ -1,7 +1,7 @@
-"""The OpenAPI document of the server, from the types of its requests and replies.
+"""The OpenAPI document of the server, made from the types of its requests and replies.
 
-The types define the parameters. This module adds the requirements that the types do not express: the engine and the
-requests' `check` methods enforce them.
+The types define the parameters. This module adds the requirements that are enforced only by the engine and by the
+`check` methods of requests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
 STOP: Schema = {"minLength": 1, "maxLength": LONGEST_STOP}
 
-# Maps parameters to bounds that their Python types do not express. Most bounds are declared in `mlx_engine.options`.
+# Maps each parameter to the bounds that its Python type does not express. `mlx_engine.options` declares most of them.
 LIMITS: Mapping[str, Schema] = {
     "max_tokens": {"minimum": 0},
     "max_completion_tokens": {"minimum": 0},
@@ -84,7 +84,7 @@ class Operation(NamedTuple):
     reply: type[msgspec.Struct] | None  # the type of a whole reply; None for plain text
     errors: tuple[int, ...] = POST_ERRORS
     request: type[msgspec.Struct] | None = None
-    chunk: type[msgspec.Struct] | None = None  # the type of a stream event's data; None without streams
+    chunk: type[msgspec.Struct] | None = None  # the type of a stream event's data; None if no reply is a stream
     failure: type[msgspec.Struct] = replies.ErrorReply  # the type of an error's body
     is_ended_by_done: bool = True  # whether a stream ends with the event "[DONE]"
 
@@ -155,7 +155,7 @@ class Limits(NamedTuple):
         return cls(names, service.worker.slots, *sizes)
 
     def named(self) -> Schema:
-        """Return the schema of a request's parameter `model`: one of `names`, or null."""
+        """Return the schema of a request's parameter `model`: one of `names`, or null; {} if any name is served."""
         return {} if self.names is None else {"enum": [*self.names, None]}
 
 
@@ -220,7 +220,7 @@ def _ref(kind: type[msgspec.Struct]) -> Schema:
 
 
 def _limit(schemas: dict[str, Any], of: Limits) -> None:
-    """Add to the schemas of requests the requirements that their Python types do not express."""
+    """Add the requirements that Python types do not express to the schemas of requests."""
     chat, completion = schemas["ChatRequest"], schemas["CompletionRequest"]
     token = {"type": "integer", "minimum": 0, **_most("maximum", of.last_id)}
     limits = {**LIMITS, "n": {"minimum": 1, **_most("maximum", of.slots)}}
@@ -266,7 +266,7 @@ def _limit(schemas: dict[str, Any], of: Limits) -> None:
 
 
 def _limit_texts(schemas: dict[str, Any], of: Limits, ids: Schema) -> None:
-    """Do the same as `_limit` for embedding and rerank requests; `ids` is the schema of a list of token ids."""
+    """Add such requirements to embedding and rerank requests; `ids` is the schema of a list of token ids."""
     several: Schema = {"type": "array", "minItems": 1, "maxItems": MOST_TEXTS}
     text, dimensions = TEXTS["items"], {"minimum": 1, **_most("maximum", of.hidden_size)}
     embedding, ranking = schemas["EmbeddingRequest"]["properties"], schemas["RerankRequest"]["properties"]
@@ -278,7 +278,7 @@ def _limit_texts(schemas: dict[str, Any], of: Limits, ids: Schema) -> None:
 
 
 def _blocks(most: int | None) -> Schema:
-    """Return the schemas of the messages (at most `most`), the system text and the token limit of /v1/messages."""
+    """Return the schemas of three parameters of /v1/messages; `messages` has at most `most` items."""
     result = {"tool_use_id": TEXT, "content": _or_null(_content())}
     call = {"id": TEXT, "name": TEXT, "input": {"type": "object"}}
     user = [_part("tool_result", result, ["tool_use_id"]), *_parts("tool_result")]
@@ -316,12 +316,15 @@ def _items(most: int | None) -> Schema:
 
 
 def _content() -> Schema:
-    """Return the schema of a content: a text, or a list of parts. A part has text, or is ignored."""
+    """Return the schema of the content of a message: a text, or a list of parts. Each part has text, or is ignored."""
     return {"anyOf": [TEXT, {"type": "array", "items": {"anyOf": _parts()}}]}
 
 
 def _parts(*others: str) -> list[Schema]:
-    """Return a schema for each part with text, and one for ignored parts: all types except text, media and `others`."""
+    """Return a schema for each type of part that has text, and one for all ignored parts.
+
+    Parts of any other type are ignored, except media and the types in `others`.
+    """
     texts = [_part(kind, {key: TEXT}) for kind, key in TEXT_PARTS.items()]
     left_out = {"type": "string", "not": {"enum": [*TEXT_PARTS, *MEDIA, *others]}}
     return [*texts, _object({"type": left_out})]

@@ -33,8 +33,8 @@ from mlx_engine.errors import AddressInUseError, OptionError
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.registry import Models
 
-# The most bytes of data that h11 gets at once. h11 checks the limit of 16 KiB only if the headers are incomplete when
-# it has parsed a piece. So with larger pieces, h11 would accept larger headers.
+# The most bytes of data that h11 gets at once. After each piece, h11 refuses headers that are still incomplete and have
+# more than 16 KiB. It does not check the size of complete headers, so larger pieces would let larger headers pass.
 PIECE = 1 << 14
 
 # Bytes that are read at once from a body. Larger reads are faster, because the event loop waits for the GIL after each
@@ -103,7 +103,7 @@ class ConnectionLimit:
 
     def __init__(self, most: int = MOST_CONNECTIONS, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._clock = most, clock
-        self._idle: dict[Connection, None] = {}  # the oldest first
+        self._idle: dict[Connection, None] = {}  # the longest idle first
         self._n_closed, self._logged_at = 0, -LOG_SECONDS
 
     def add(self, connection: Connection, n_open: int) -> None:
@@ -234,7 +234,7 @@ def listen(host: str, port: int) -> socket.socket:
 
     Raises:
         OptionError: the server cannot listen on the address.
-        AddressInUseError: another program listens there.
+        AddressInUseError: another program listens on the address.
     """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -291,7 +291,7 @@ class Server(uvicorn.Server):
         self._deadline: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and let the system queue BACKLOG connections. uvicorn alone would let it queue ACCEPTED_AT_ONCE."""
+        """Start the server, and raise the backlog of its sockets to BACKLOG; uvicorn has set it to ACCEPTED_AT_ONCE."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)

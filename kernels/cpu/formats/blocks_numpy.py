@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 
 
 class Parts(NamedTuple):
-    """Weights of n blocks as `scale * quant + offset`, in groups with one scale.
+    """Weights of n blocks as `scale * quant + offset`, in groups of weights that share a scale.
 
     Attributes:
         scales: (n, groups).
@@ -29,18 +29,20 @@ class Parts(NamedTuple):
 
 
 class Reference:
-    """The reference of a format: `parts(blocks)` returns scales, quants and offsets, and a call returns the weights.
+    """The reference of a format, made by decorating the function `parts` that unpacks the format's blocks.
 
-    `blocks` has shape (n, bytes of a block).
-
-    Each function with this decorator is the `parts` of a format; its docstring has the formula and the weights' shape.
+    The docstring of `parts` has the formula and the shape of the weights. In the formulas, q is a quant, and d,
+    dmin, m and e are fields of the block. K-quants and IQ4_XS store scale and minimum as integers.
     """
 
     def __init__(self, parts: Callable[..., Parts]) -> None:
         self.parts, self.__doc__ = parts, parts.__doc__
 
     def __call__(self, blocks: Bytes, *options: int | str) -> Floats:
-        """Return the weights of n blocks, (n, weights of a block). Only `affine` has options (its other arguments)."""
+        """Return the weights of n blocks, (n, weights of a block).
+
+        `blocks` is (n, bytes of a block). `options` are the other arguments of `affine`; other formats have none.
+        """
         found = self.parts(blocks, *options)
         products = found.scales[..., None] * found.quants
         weights = products if found.offsets is None else products + found.offsets[..., None]
@@ -136,8 +138,8 @@ def q3_k(blocks: Bytes) -> Parts:
     return Parts(scales, quants)
 
 
-# The levels (values) of 4-bit quants: _IQ4 of IQ4_NL and IQ4_XS; _E2M1 of MXFP4, twice the values of the number format
-# E2M1, so that all are integers.
+# Map a 4-bit quant to its level, the integer that the scale multiplies: _IQ4 for IQ4_NL and IQ4_XS, _E2M1 for MXFP4.
+# The levels of MXFP4 are twice the values of the number format E2M1, which has halves.
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
 
@@ -195,7 +197,7 @@ def _halves(packed: Bytes) -> Floats:
 
 @Reference
 def affine(blocks: Bytes, bits: int, size: int, scale_type: str) -> Parts:
-    """`scale * q + bias`, product and sum each rounded, (n, size).
+    """`scale * q + bias`, (n, size); the product and the sum are each rounded to float32.
 
     `size` is the number of weights of a block, and `scale_type` the type of scales and biases, such as "bf16".
     """
@@ -210,7 +212,7 @@ def affine(blocks: Bytes, bits: int, size: int, scale_type: str) -> Parts:
 
 
 def _widened(values: NDArray[np.generic]) -> Floats:
-    """Convert float16, float32 or bfloat16 (in the form of uint16) to float32."""
+    """Convert float16, float32, or the bits of bfloat16 as uint16, to float32."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)

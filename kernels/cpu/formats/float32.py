@@ -26,7 +26,7 @@ four_rows = make_four_rows(LANES, 4 * LANES, weights)
 
 @jit
 def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int) -> None:
-    """Copy `weights[at : at + n]` to `out[to:]`, arranged as by `format.expand`. Zeros fill the last group of 16."""
+    """Copy `weights[at : at + n]` to `out[to:]`, in the order of `format.expand`. Zeros fill the last group of 16."""
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):
         store_parts(out, to, apart, load(weights, at + i))
@@ -39,7 +39,7 @@ def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int
 
 @jit
 def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
-    """Copy weights `first` to `last - 1` to `out[to:]`, arranged as by `format.expand`."""
+    """Copy weights `first` to `last - 1` to `out[to:]`, in the order of `format.expand`."""
     copy(floats(blocks.ctypes.data), first, last - first, out, to, step, apart)
 
 
@@ -47,8 +47,8 @@ def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int,
 def dot(a: Any, a_first: int, b: Any, b_first: int, n: int) -> Any:
     """Return the dot product of `n` elements of a and b.
 
-    Product i is added to sum `i % 32`, and then the 32 sums are added to a total. The last `n % 32` products are not in
-    these sums: they are added to the total one by one.
+    Of the first `n // 32 * 32` products, product i is added to sum `i % 32`. The 32 sums are added to a total, and then
+    the remaining products one by one.
     """
     even, odd = zeros(), zeros()
     whole = n // (2 * LANES) * (2 * LANES)

@@ -1,8 +1,8 @@
 """Make the descriptors from which the compiled CPU kernels read their parameters.
 
-A descriptor is an array of int64 words. It has the addresses, shapes and formats of the weights of a block (linear
-layers with the same input), a norm or a mixture of experts. `kernels/cpu/build/layout.py` names the words. A descriptor
-has only the addresses of arrays, so the object that makes it also keeps references to the arrays.
+A descriptor is an array of int64 words, which `kernels/cpu/build/layout.py` names. It describes a block (linear layers
+with the same input), a norm or a mixture of experts by the addresses, shapes and formats of the weights. An address
+does not keep its array in memory, so `Block` and `ExpertBlock` also hold references to the arrays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mlx_engine.kernels.cpu.build.library import Library
 # The format of matrices that are float32, or are expanded to float32 when they are loaded.
 FLOAT32 = "float32"
 
-# Maps each activation function, and clamped SwiGLU, to its number in descriptors and steps.
+# Maps each activation function, and clamped SwiGLU, to its number in descriptors and in the steps of programs.
 KINDS: dict[Gating, int] = {
     "silu": layout.SILU, "gelu": layout.GELU, "gelu_erf": layout.GELU_ERF, "relu2": layout.RELU2,
     "clamped_swiglu": layout.CLAMPED_SWIGLU,
@@ -31,7 +31,7 @@ KINDS: dict[Gating, int] = {
 
 
 def address(array: np.ndarray | None) -> int:
-    """Return the address of an array; 0 for None. For a writable array, this is 4 times as fast as `ctypes.data`."""
+    """Return the address of an array; 0 for None. For a writable array, this is 4 times as fast as `.ctypes.data`."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):  # None, read-only, empty, or not contiguous
@@ -47,7 +47,7 @@ def aligned(*shape: int) -> np.ndarray:
 
 
 def strided_rows(x: np.ndarray) -> np.ndarray:
-    """Return x (rows, columns) if each row is contiguous (x may be columns of a wider array), else a copy."""
+    """Return x (rows, columns) if each row is contiguous (x may be a slice of columns), else a contiguous copy."""
     return x if x.strides[1] == x.itemsize and x.strides[0] >= 0 else np.ascontiguousarray(x)
 
 
@@ -80,8 +80,8 @@ class Block:
 
     Without an activation, the row has the outputs of all layers, one after the other. With an activation and two
     layers, gate and up, the row is `activation(gate) * up` or clamped SwiGLU. With an activation and one layer, the row
-    is `activation(up)`. `norm` is applied to the input, and `post` to the output. With `fixed`, quantised matrices are
-    multiplied in fixed point.
+    is `activation(up)`. The norm `norm` is applied to the input, and the norm `post` to the output. With `fixed`,
+    quantised matrices are multiplied in fixed point.
     """
 
     def __init__(
@@ -119,13 +119,13 @@ class Block:
             row[layout.COLUMN] = 0 if gated else column
         self.n_fixed = 0
         # Gate and up are multiplied in the same chunks, so fixed point is used only if both are quantised. Quantising a
-        # group of at most 12 tokens takes 29.5 bytes of scratch memory per column; 32 is a round bound.
+        # group of at most 12 tokens takes 29.5 bytes of scratch memory per column, rounded up to 32.
         fits = 32 * self.n_inputs <= layout.SCRATCH_BYTES
         if fixed and fits and not (gated and any(matrix.format == FLOAT32 for matrix in matrices)):
             self._write_panels(matrices, library)
 
     def _write_panels(self, matrices: Sequence[Matrix], library: Library) -> None:
-        """Write the words for products in fixed point: kernels of quantised matrices, and tasks of the thread pool."""
+        """Write the words for products in fixed point: the kernels of each quantised matrix, and tasks."""
         for matrix, row in zip(matrices, self.table(), strict=False):
             if matrix.format != FLOAT32:
                 row[layout.PANEL : layout.WIDTH] = library.panels(matrix.format)
@@ -138,7 +138,7 @@ class Block:
             self.descriptor[layout.FIXED_RECORDS] = library.address("prepare_records")
 
     def _write_chunks(self, matrices: Sequence[Matrix], gated: bool) -> None:
-        """Write the number of rows per chunk. It depends only on the matrices, not on the number of threads."""
+        """Write the rows per chunk, and HAND_OUT. They depend only on the matrices, not on the number of threads."""
         row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
         nbytes = sum(matrix.nbytes for matrix in matrices)
         chunk_bytes = max(layout.CHUNK_BYTES, min(nbytes // layout.LONG_JOB, layout.MOST_CHUNK_BYTES))
@@ -147,7 +147,7 @@ class Block:
         self.descriptor[layout.HAND_OUT] = nbytes > layout.CHUNK_BYTES
 
     def table(self) -> np.ndarray:
-        """Return the words of each matrix, a view of the descriptor."""
+        """Return the words of all matrices, (matrices, WIDTH), as a view of the descriptor."""
         return self.descriptor[layout.TABLE :].reshape(-1, layout.WIDTH)
 
 
@@ -177,7 +177,7 @@ def sinks_address(scores: Scores, n_heads: int) -> int:
     """Return the address of the sinks (H,) of attention; 0 if there are none.
 
     Raises:
-        ValueError: the sinks are not one float32 per query head.
+        ValueError: the sinks are not a contiguous array with one float32 per query head.
     """
     sinks = scores.sinks
     if sinks is None:
@@ -190,8 +190,8 @@ def sinks_address(scores: Scores, n_heads: int) -> int:
 class ExpertBlock:
     """A mixture of experts, encoded for the kernel `run_experts`.
 
-    With `adds`, the kernel applies `experts.post_norm`, unless it is None, to the sum of the experts, and adds a
-    residual. With `fixed`, quantised matrices are multiplied in fixed point.
+    With `adds`, the kernel applies `experts.post_norm` (if it is not None) to the sum of the experts' outputs, and then
+    adds the residual. With `fixed`, quantised matrices are multiplied in fixed point.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class ExpertBlock:
 
 
 def norm_fits(norm: Norm | None) -> bool:
-    """Return whether a norm is not too wide: a group of normed vectors must fit into a thread's scratch memory."""
+    """Return whether PANEL_TOKENS normed vectors fit into a thread's scratch memory; True if there is no norm."""
     return norm is None or 4 * layout.PANEL_TOKENS * int(norm.weight.size) <= layout.SCRATCH_BYTES
 
 
@@ -263,14 +263,14 @@ def rule_fits(rule: DeltaRule) -> bool:
 
 
 def space_fits(net: Mamba2) -> bool:
-    """Return whether the kernels support the head dim of a state space, and the groups of its norm."""
+    """Return whether the kernels support the head dim of a state space, and the width of its norm's groups."""
     space = net.space
     width = space.n_heads * space.head_dim // net.norm_groups
     return space.head_dim % layout.LANES == 0 and width % layout.LANES == 0
 
 
 def heads_fit(group: int, width: int, kv_type: str) -> bool:
-    """Return whether attention supports `group` query heads per KV head, of dimension `width`, and this KV type."""
+    """Return whether attention supports `group` query heads per KV head, the head dim `width` and this KV type."""
     return (
         width % layout.LANES == 0
         and width <= layout.STRETCH
