@@ -1,4 +1,4 @@
-"""Check a file with a user's kernels: run a Python program in the emulator, or compile and run a .metal file.
+"""Check a file with a user's kernels: run a Python program in the emulator, or compile a .metal file.
 
 This is the command `kernels check FILE`.
 """
@@ -31,12 +31,12 @@ class FileReport:
     Attributes:
         calls: maps each called kernel of `mx.fast.metal_kernel` to its number of calls without a mistake.
         verdicts: the results of the file's experiments.
-        compiled: maps each kernel of a .metal file that compiles in every build to the names of the instantiations that
-            were not compiled: of a template, only the first instantiation is compiled.
-        findings: the mistakes as text, including errors that the program caught with `except`. If an error or non-zero
-            exit status ended the program, it is also a finding; its text begins with the file and line that raised it.
-        uncalled: kernels that were created but not called. If there are findings, the list is empty, because the
-            program may have ended before it called all kernels.
+        compiled: maps each kernel of a .metal file to the names of the other instantiations of its template, which were
+            not compiled. The map has only the kernels that compile in every build.
+        findings: the mistakes as text, including errors that the program caught with `except`. An error or a non-zero
+            exit status that ended the program is also a finding; its text begins with the file and line that raised it.
+        uncalled: kernels that were created but not called. If a kernel did not compile, or the program had a mistake,
+            the list is empty, because the program may have ended before it called all kernels.
         notes: maps the name of a kernel, or of the .metal file, to its possible mistakes.
         mistakes: the mistakes that the emulator found while the program ran, as `Finding` objects.
     """
@@ -83,13 +83,15 @@ class FileReport:
 def check_file(
     file: Path, arguments: Sequence[str] = (), *, orders: Orders | None = None, folders: Sequence[Path] = ()
 ) -> FileReport:
-    """Run a Python file as a program, with its `mx.fast.metal_kernel` calls checked, then check its experiments.
+    """Check a Python file or a .metal file.
+
+    A Python file is run as a program. Its calls of `mx.fast.metal_kernel` kernels are checked, then its experiments.
 
     The kernels of a .metal file are compiled in every build of the emulator. To run these kernels with arrays, pass a
-    Python file with `MetalExperiment` objects as the first of `arguments`. The Python program gets the rest.
+    Python file with `MetalExperiment` objects as the first of `arguments`. The Python program gets the other arguments.
 
-    By default, `orders` has the seeds 0 and 1. A .metal file's `#include "..."` is searched for in the folder of the
-    file, and in `folders`.
+    By default, `orders` has the seeds 0 and 1. Files that a .metal file names with `#include "..."` are searched for in
+    the folder of the .metal file, and in `folders`.
 
     Raises:
         FileNotFoundError: there is no such file, or the first argument after a .metal file is not a Python file.
@@ -134,7 +136,7 @@ def _checked(experiment: Experiment | MetalExperiment, orders: Orders) -> Verdic
 
 
 def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileReport) -> list[Any]:
-    """Run the program, which may end with `sys.exit()`; return the experiments among its global variables."""
+    """Run the program, and write its calls and mistakes to `report`. Return the experiments in its global variables."""
     found: dict[str, Any] = {}
     calls = Calls()
     ended: BaseException | None = None
@@ -162,7 +164,7 @@ def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileRepor
 
 
 def _program_globals(error: BaseException) -> dict[str, Any]:
-    """Return the global variables of a program that ended with `error`: `runpy` returns them only without an error."""
+    """Return the global variables of a program that ended with `error`, from the traceback of the error."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return next((frame.f_globals for frame in frames if frame.f_globals.get("__name__") == "__main__"), {})
 
@@ -179,7 +181,7 @@ def _as_program(file: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _described(error: BaseException, file: Path) -> str:
-    """Return "FILE:LINE: error", with the innermost line of the traceback outside `kernels/`."""
+    """Return "FILE:LINE: error". LINE is the innermost line in the traceback that is not from a file in `kernels/`."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

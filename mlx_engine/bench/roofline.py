@@ -54,7 +54,7 @@ class InNumPy:
     read = read_in_order
 
     def compute(self, rounds: int) -> float:
-        """Run `rounds` products of square matrices with BLAS, which approaches peak arithmetic; return an output."""
+        """Run `rounds` products of square matrices with BLAS, which approaches peak arithmetic; return an element."""
         a, product = np.ones((self.SIDE, self.SIDE), np.float32), np.empty((self.SIDE, self.SIDE), np.float32)
         for _ in range(rounds):
             np.matmul(a, a, out=product)
@@ -66,7 +66,7 @@ class InNumPy:
 
 
 class Compiled:
-    """The compiled kernels, with the methods of `InNumPy`."""
+    """The compiled kernels of `kernels/cpu/roofline.py`, with the methods of `InNumPy`."""
 
     def __init__(self, library: Library) -> None:
         library.need(["roofline"])
@@ -81,7 +81,7 @@ class Compiled:
         return self._read(self._library.read_words_in_order, words)
 
     def compute(self, rounds: int) -> float:
-        """Run `rounds` multiply-adds in each of several registers; return a sum."""
+        """Run `rounds` multiply-adds in each of several registers; return a lane of the sum of the registers."""
         return float(self._ran(rounds)[2:3].view(np.float32)[0])
 
     def flops(self, rounds: int) -> int:
@@ -94,9 +94,10 @@ class Compiled:
         return int(out[0])
 
     def _ran(self, rounds: int) -> np.ndarray:
-        """Run `compute` and return what it writes, as int32s (4,).
+        """Run the kernel `run_rounds`, and return its output as int32s (4,).
 
-        The first two are one int64, the number of operations of all rounds. The third has the bits of a float32.
+        The first two have the bits of one int64, the number of additions and multiplications of all rounds. The third
+        has the bits of a float32, the result of `compute`. The fourth is unused.
         """
         out = np.empty(4, dtype=np.int32)
         self._library.run_rounds(rounds, address(out))
@@ -137,7 +138,7 @@ class Limits:
         self.in_order.append(self._nbytes * self._repeats / seconds)
 
     def take(self) -> dict[str, float]:
-        """Return the medians since the last call as fields of a row, in GB/s and GFLOP/s."""
+        """Return the medians of the samples since the last call, in GB/s and GFLOP/s, as fields of a row of results."""
         found = {"read_gbs": statistics.median(self.read) / 1e9, "peak_gflops": statistics.median(self.peak) / 1e9}
         self.read, self.peak = [], []
         return found
@@ -170,19 +171,19 @@ class Limits:
 
 
 def enough(timed: Callable[[int], float]) -> int:
-    """Return how many repetitions take at least `SECONDS`."""
+    """Return a number of repetitions, a power of two, that take at least `SECONDS`."""
     n = 1
     while timed(n) < SECONDS:
         n *= 2
     return n
 
 
-# Arrays with fewer bytes in total are concatenated, because calls for small arrays would take as long as the reads.
+# Arrays of fewer than SMALL bytes in total are concatenated. Otherwise the calls could take as long as the reads.
 SMALL = 64 << 20
 
 
 def layers_of(engine: Engine) -> list[Linear]:
-    """Return all linear layers of a model, each once (q, k and v separately)."""
+    """Return all linear layers of a model, each once; q, k and v are separate layers."""
     found = linears(list(vars(engine.model).values()))
     return list({id(linear): linear for linear in found}.values())
 
@@ -218,10 +219,12 @@ READINGS = 4
 
 
 def read_bandwidth(engine: Engine) -> float | None:
-    """Return the bytes per second at which the backend's threads read the model's weights, the best of `READINGS`.
+    """Return the bytes per second at which NumPy reads the model's weights: the largest of `READINGS` measurements.
+
+    As many threads read as the backend has. At most `MOST_BYTES` are read, as `bandwidth_of` describes.
 
     Return None if NumPy cannot view all weights, if more than half of their bytes fit into the processor's cache, or if
-    the size of the cache is unknown: the result would not be the backend's memory bandwidth.
+    the size of the cache is unknown. In these cases, the result would not be the memory bandwidth.
     """
     held = {id(linear.weight): linear.weight for linear in layers_of(engine)}
     words = [in_words(weight.data) for weight in held.values() if isinstance(weight, Matrix)]
@@ -232,9 +235,9 @@ def read_bandwidth(engine: Engine) -> float | None:
 
 
 def bandwidth_of(words: Sequence[np.ndarray], threads: int) -> float:
-    """Return the bytes per second at which threads read int64 arrays, the best of `READINGS`.
+    """Return the bytes per second at which threads read int64 arrays: the largest of `READINGS` measurements.
 
-    Only the first arrays are read, up to `MOST_BYTES` in total, but always the first one.
+    Arrays are read in order, up to `MOST_BYTES` in total. The first array is always read.
     """
     ends = itertools.accumulate(array.nbytes for array in words)
     some = [array for array, end in zip(words, ends, strict=True) if end <= MOST_BYTES] or [words[0]]
@@ -259,7 +262,7 @@ PRODUCTS = 5
 
 
 def product_rate(backend: Backend, type_: GGMLType, rows: int = PRODUCT_ROWS, side: int = PRODUCT_SIDE) -> float:
-    """Return the FLOP/s of multiplying (rows, side) by a matrix (side, side) of this type, the best of `PRODUCTS`."""
+    """Return the FLOP/s of the fastest of `PRODUCTS` products of (rows, side) with a (side, side) matrix of `type_`."""
     weight = Weight("speed", (side, side), type_, np.zeros(type_.bytes_for(side * side), np.uint8))
     rates = []
     with backend.session():

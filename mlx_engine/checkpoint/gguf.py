@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 MAX_NAME_BYTES = 63  # GGML_MAX_NAME is 64, including the terminating zero byte
 MAX_DIMS = 4  # GGML_MAX_DIMS
-# ggml's limit is 2**63 elements. NumPy also limits an array to 2**63 bytes, and a float64 has 8 bytes.
+# NumPy limits an array to fewer than 2**63 bytes, so a float64 array has fewer than 2**60 elements. (ggml's limit of
+# 2**63 elements is larger.)
 MAX_ELEMENTS = 1 << 60
 
 _RECORD_BYTES = 640  # upper bound on the memory of a TensorInfo with name, shape and dict entry
@@ -58,7 +59,7 @@ _RECORD_BYTES = 640  # upper bound on the memory of a TensorInfo with name, shap
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor's record. `shape` is row-major, the reverse of the file's order; `offset` is from the file's start."""
+    """A tensor's record. `shape` is row-major, the reverse of the file's order; `offset` counts from byte 0."""
 
     name: str
     shape: tuple[int, ...]
@@ -159,7 +160,7 @@ _MAX_MLX_DIM = (1 << 31) - 1
 
 
 class MappedFile(mmap.mmap):
-    """A mapped file, with its path, and its `os.stat` result when it was mapped."""
+    """A memory-mapped file, with its path, and the `os.stat` result from the time of the mapping."""
 
     path: Path
     stat: os.stat_result
@@ -168,8 +169,7 @@ class MappedFile(mmap.mmap):
 class GGUFFile:
     """An open GGUF file: metadata, and name, shape and type of every tensor. Create it with `open_gguf`.
 
-    `kinds` maps each metadata key to the stored type of its value, so that `write_gguf` can write the value back
-    unchanged.
+    `kinds` maps each metadata key to the stored type of its value, so that `write_gguf` can write the same bytes.
     `data_offset` is the byte at which tensor data begins.
     """
 
@@ -199,7 +199,7 @@ class GGUFFile:
                 found="a second value for this key" if key else "an empty key",
                 hint=FAULTY,
             )
-        cursor.spend(512, field)  # upper bound on the bytes of an entry in each of the two dicts
+        cursor.spend(512, field)  # upper bound on the bytes of the entries in both dicts together
         self.kinds[key] = kind = read_value_type(cursor, f"{field}, type,")
         self.metadata[key] = read_value(cursor, kind, field)
 
@@ -353,7 +353,7 @@ _DAMAGED_PARTS = "the parts are of different models or damaged; download all of 
 
 
 def part_names(name: str) -> list[str]:
-    """If `name` is the name of a part of a split file, return the names of all parts, else only `name`."""
+    """Return the names of all parts of a split file from the name of any part. For other names, return [name]."""
     match = _PART_NAME.fullmatch(name)
     if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
         return [name]
@@ -361,7 +361,7 @@ def part_names(name: str) -> list[str]:
 
 
 def part_files(path: Path) -> list[Path]:
-    """If `path` has the name of a part of a split file and all parts exist, return all parts, else only `path`."""
+    """Return all parts of a split file, given any part. If a part is missing or `path` is no part, return [path]."""
     files = [path.with_name(name) for name in part_names(path.name)]
     return files if all(file.is_file() for file in files) else [path]
 
@@ -369,9 +369,9 @@ def part_files(path: Path) -> list[Path]:
 class SplitGGUFFile(GGUFFile):
     """All parts of a split GGUF file as one file: the metadata of the first part, and the tensors of all parts.
 
-    The parts are named NAME-00001-of-00005.gguf and so on. The metadata of a part has the index of the part (from 0),
-    the number of parts, and the number of tensors in all parts. `data_offset` is the sum of the parts' data offsets.
-    `TensorInfo.offset` counts from the start of the part that has the tensor.
+    The parts are named NAME-00001-of-00005.gguf and so on. The metadata of a part has the index of the part (from 0)
+    and the number of parts; the metadata of the first part has the number of tensors in all parts. `data_offset` is the
+    sum of the parts' data offsets. `TensorInfo.offset` counts from the start of the part that has the tensor.
 
     Source: llama.cpp, tools/gguf-split, and `llama_split_path` in src/llama.cpp.
     """
@@ -432,10 +432,7 @@ def _open_split(named: GGUFFile) -> GGUFFile:
 
 
 def _check_parts(parts: Sequence[GGUFFile], count: int) -> None:
-    """Check that the parts are in order, that no tensor is in two parts, and that the number of tensors is right.
-
-    The first part has the number of tensors in all parts.
-    """
+    """Check that the parts are in order, that no tensor is in two parts, and that no tensor is missing."""
     names = set[str]()
     for number, part in enumerate(parts):
         for key, expected in ((COUNT_KEY, count), (NUMBER_KEY, number)):

@@ -163,7 +163,9 @@ def chat(
 
 
 def session_file(name: str) -> Path:
-    """Return the file with the messages of a session, in the folder `sessions` beside `history_file`.
+    """Return the file with the messages of a session, a conversation that `--session` names; create its folder.
+
+    The folder is `sessions`, in the folder of `history_file()`.
 
     Raises:
         OptionError: the name cannot be a file name.
@@ -183,7 +185,7 @@ def session_file(name: str) -> Path:
 
 
 def resume(conversation: Conversation, file: Path) -> None:
-    """Continue a session: print its messages, and use its saved keys and values if they are of this model.
+    """Continue a session: print its messages, and use its saved keys and values if this model has computed them.
 
     Raises:
         EngineError: the messages cannot be read or rendered.
@@ -210,7 +212,7 @@ def resume(conversation: Conversation, file: Path) -> None:
 
 
 def keep(conversation: Conversation, file: Path) -> None:
-    """Write a session's messages, and beside them its keys and values. Only this user can read the files."""
+    """Write a session's messages to `file`, and its keys and values to a .kv file. Only this user can read them."""
     if not conversation.messages:
         return
     what = "the session is"
@@ -242,13 +244,13 @@ def greet(model: str, conversation: Conversation, chosen: Chosen, *, quiet: bool
 
 
 def shortest(system: str | None) -> list[dict[str, Any]]:
-    """Return the shortest conversation, for `check`."""
+    """Return the messages of the shortest conversation with this system message, for `check`."""
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": "a"}]
 
 
 def functions_of(path: Path) -> list[Function]:
-    """Run a Python file; return the public functions that it defines, in their order.
+    """Run a Python file; return the public functions that it defines, in the order of their definitions.
 
     Raises:
         OptionError: the file cannot be read or run, or defines no function.
@@ -389,7 +391,10 @@ def print_pieces(pieces: Iterator[str], stop: threading.Event, conversation: Con
 
 
 class AnswerPrinter(TextWriter):
-    """Prints one answer. Reasoning is dimmed on a terminal with colours; else it goes to stderr, unless `quiet`."""
+    """Prints one answer. On a terminal with colours, reasoning is dimmed.
+
+    Without colours, reasoning is printed on stderr; if `quiet` is set, it is left out.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(sys.stdout)
@@ -448,17 +453,17 @@ QUIT, SLASHED_QUIT = ("quit", "exit"), ("/quit", "/exit", "/bye")
 
 COMMAND = re.compile(r"(/\S*)(?:\s+(.*))?", re.DOTALL)
 
-# Options that /set changes, beside those of sampling.
+# Options that /set changes, in addition to the options of sampling.
 LIMITS = ("max_tokens", "timeout")
 
 
 @dataclass
 class Chat:
-    """The state that the commands change.
+    """The state that commands such as /set change.
 
     Attributes:
-        begin: loads a model, checks that its template can render the given messages, and returns a conversation
-            without messages.
+        begin: loads a model, checks that its template can render the given messages, and returns a new conversation,
+            which does not have these messages.
         functions: the tools, by name.
         always: the names of the tools that are called without asking.
         changed: the values of the options that /set has changed, by name.
@@ -481,14 +486,15 @@ class Command:
 
 
 def is_end(text: str) -> bool:
-    """Return whether the text ends the conversation. A space before the slash makes it a message."""
+    """Return whether the text ends the conversation. With a space before the slash, "/quit" is a message."""
     return text.strip() in QUIT or text.rstrip() in SLASHED_QUIT
 
 
 def perform(chat: Chat, text: str) -> Ask | None:
     """Handle the user's input. Return a function that starts the answer; None if a command has no answer.
 
-    A text that begins with a slash is a command. A space before the slash makes it a message; the space is left out.
+    A text that begins with a slash is a command. If a space precedes the slash, the text is a message, without the
+    space.
 
     Raises:
         OptionError: there is no such command, or its argument is invalid.
@@ -508,7 +514,7 @@ def perform(chat: Chat, text: str) -> Ask | None:
 
 
 def all_names() -> list[str]:
-    """Return the names that begin with a slash."""
+    """Return the names of all commands with a slash, including those that end the conversation."""
     return [*COMMANDS, *SLASHED_QUIT]
 
 
@@ -629,7 +635,7 @@ def _set(chat: Chat, text: str) -> None:
 
 
 def _use(conversation: Conversation, changed: dict[str, Any]) -> None:
-    """Set options of all further answers; raise OptionError, and set none, if a value is invalid for this model."""
+    """Set options of all further answers. If a value is invalid for this model, raise OptionError and change none."""
     options = conversation.options
     sampling = {f.name for f, _ in declared(Sampling)} & changed.keys()
     limits = {name: value for name, value in changed.items() if name not in sampling}
@@ -639,7 +645,11 @@ def _use(conversation: Conversation, changed: dict[str, Any]) -> None:
 
 
 def _parsed(name: str, text: str) -> Any:
-    """Parse the value of an option, without a check of its range; raise OptionError if `text` is not of its type."""
+    """Return the value of an option from its text, or the default for "off". The range of the value is not checked.
+
+    Raises:
+        OptionError: the text is not a number, or not a whole number for an option that needs one.
+    """
     default, about = next((f.default, about) for f, about in declared() if f.name == name)
     if text == "off":
         return default
@@ -659,7 +669,7 @@ def _value(options: Options, name: str) -> Any:
 
 
 def _shown(name: str, value: Any) -> str:
-    """Format an option's value. For an unset option, return the default as in help, or "off" if help shows none."""
+    """Format an option's value. For an unset option, return the default that its help shows; without one, "off"."""
     if value is None or value == ():
         unset = next(about.unset for f, about in declared() if f.name == name)
         return "off" if unset in (None, "none") else unset
@@ -760,9 +770,10 @@ def unwrapped(text: str) -> str:
 
 
 def typed_messages(completer: Callable[[], Completer], *, keeps_history: bool = True) -> Iterator[str]:
-    """Yield the messages of the user until the input ends. `completer` makes the completer of a line in a terminal.
+    """Yield the messages of the user until the input ends.
 
-    With `keeps_history`, messages typed in a terminal are kept, and those of earlier runs are offered.
+    In a terminal, `completer()` completes what the user types. With `keeps_history`, messages typed in a terminal are
+    kept for later runs, and messages of earlier runs are offered.
 
     Raises:
         OptionError: there is no standard input, or it is not UTF-8.
@@ -776,16 +787,16 @@ def typed_messages(completer: Callable[[], Completer], *, keeps_history: bool = 
 
 
 def history_file() -> Path:
-    """Return the file of the typed messages, in XDG_STATE_HOME or ~/.local/state."""
-    # `Path.expanduser` raises an error if the user has no home.
+    """Return the file of the typed messages, below XDG_STATE_HOME or ~/.local/state."""
+    # If the user has no home, `os.path.expanduser` returns the path unchanged, but `Path.expanduser` raises an error.
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
     return Path(home) / "mlx_engine" / "chat_history"
 
 
 def kept_history() -> History | None:
-    """Return the messages of earlier runs, to which new ones are added. Only this user can read their file.
+    """Return a history that reads the messages of earlier runs from `history_file()` and adds new messages to the file.
 
-    Return None, with a notice, if the file cannot be written.
+    Only this user can read the file. If the file cannot be used, print a notice and return None.
     """
     from prompt_toolkit.history import FileHistory
 
@@ -813,7 +824,10 @@ def kept_history() -> History | None:
 
 @contextlib.contextmanager
 def without_echo() -> Iterator[None]:
-    """In the `with` block, hide typed text, which would appear in the answer. The next prompt shows this text."""
+    """Switch off the echo of typed text in the `with` block; otherwise the text would appear within the answer.
+
+    The next prompt shows the text that was typed meanwhile.
+    """
     try:
         import termios
 
@@ -832,7 +846,7 @@ def without_echo() -> Iterator[None]:
 
 
 def from_lines(lines: Iterable[bytes]) -> Iterator[str]:
-    """Yield the messages in the lines of a pipe, without a byte order mark; raise OptionError if one is not UTF-8."""
+    """Yield the messages in lines of a pipe, without a byte order mark; raise OptionError if a line is not UTF-8."""
     text = ""
     for i, line in enumerate(lines):
         try:
@@ -849,7 +863,7 @@ def from_lines(lines: Iterable[bytes]) -> Iterator[str]:
 
 
 def from_terminal(prompt: Callable[[], str]) -> Iterator[str]:
-    """Yield what the user types, until Ctrl-D. Ctrl-C discards the line."""
+    """Yield the messages that the user types, until Ctrl-D. Ctrl-C discards the message that is being typed."""
     while True:
         try:
             text = prompt()
@@ -868,7 +882,7 @@ def session(
     source: Input | None = None,
     screen: Output | None = None,
 ) -> PromptSession[str]:
-    """Return a line editor, by default for the process's terminal and with a history of this run only."""
+    """Return a line editor. By default, it uses the process's terminal, and begins with an empty history."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.key_binding import KeyBindings
     from prompt_toolkit.output import create_output

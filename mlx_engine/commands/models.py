@@ -1,7 +1,7 @@
 """The command `models`: list the architectures that `mlx_engine/models` declares, and the supported types of weights.
 
-To find the keys of an architecture's settings, its config is read from a `Recorder` instead of a file. The recorder
-notes every key that is read, and returns a made-up value.
+Most fields of a config declare their keys. To find the keys of the other fields, these fields are read from a
+`Recorder` instead of a file. The recorder notes each key that is read, and returns the default or a made-up value.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def models(
 
 
 def types_by_backend() -> dict[str, dict[str, bool]]:
-    """Return, by type and then by backend of this machine, whether the backend multiplies the type as it is stored."""
+    """Return whether a backend multiplies a type as it is stored: `result[type][backend]`, for available backends."""
     from mlx_engine.backends import backend_names, create_backend, unavailable
     from mlx_engine.quant import readable_types
     from mlx_engine.weights.outline import stored_types
@@ -83,7 +83,8 @@ def print_keys(keys: Keys) -> None:
 
 
 # The made-up value of a field that was not read from a `Recorder` (see `_Known`). If the n-th key that is read from a
-# recorder has no default, the recorder returns STAND_IN + 2 n. So all values are even, and those of two keys differ.
+# recorder has no default, the recorder returns STAND_IN + 2 n. So all values are even, and the values of two
+# keys differ.
 STAND_IN = 8
 
 
@@ -110,8 +111,8 @@ class FieldKeys:
 class Keys:
     """The keys of an architecture's settings.
 
-    `checked_hf` and `checked_gguf` are keys that no field is read from. Their values are checked, because only some
-    values are implemented.
+    No field is read from the keys `checked_hf` and `checked_gguf`. Their values are only checked, because some values
+    are not implemented.
     """
 
     architecture: Entry
@@ -145,7 +146,7 @@ def keys_of(name: str) -> Keys | None:
 
 
 def _files() -> Iterator[tuple[Entry, Architecture]]:
-    """Yield every architecture with its entry in the list."""
+    """Yield a pair for every architecture: its entry in the list, and the architecture."""
     package = "mlx_engine.models"
     for each in iter_modules(importlib.import_module(package).__path__):
         for of in architectures_of(importlib.import_module(f"{package}.{each.name}")):
@@ -159,14 +160,14 @@ def _asked(config: Any, naming: Naming) -> dict[str, tuple[str, ...]]:
 
 
 def _read(config_field: Any, naming: Naming, known: _Known) -> tuple[str, ...]:
-    """Return the keys that a field is read from. If it was read from a `Recorder`, add its value to `known`."""
+    """Return the keys that a field is read from. If the field is read from a `Recorder`, add its value to `known`."""
     setting = config_field.metadata[SETTING]
-    if hasattr(setting, naming) and hasattr(setting, "kind"):  # a single key
+    if hasattr(setting, naming) and hasattr(setting, "kind"):  # the setting declares its keys
         where = getattr(setting, naming)
         keys = [] if where is None else [where if isinstance(where, str) else where[0]]
         return tuple(keys + list(setting.repeated if naming == "gguf" else ()))
     asked = Recorder()
-    # A setting may refuse made-up values.
+    # A setting may refuse made-up values. The keys that it read before are recorded.
     with suppress(EngineError, ValueError, TypeError, ArithmeticError, AttributeError):
         setattr(known, config_field.name, setting.read(asked, naming, known))
     return tuple(dict.fromkeys(asked.keys))
@@ -180,7 +181,7 @@ class _Known(SimpleNamespace):
 
 
 class Recorder(Settings):
-    """Settings that record which keys are read. They return the default or, without one, a made-up value."""
+    """Settings that record each key that is read. They return the key's default or, without one, a made-up value."""
 
     def __init__(self, prefix: str = "", keys: list[str] | None = None) -> None:
         super().__init__({}, where="the catalogue of models")
@@ -197,12 +198,12 @@ class Recorder(Settings):
         return None if default is REQUIRED else value  # type: ignore[return-value]
 
     def choice(self, key: str, default: str, *others: str) -> str:
-        """Return the last choice: it reads the most further settings, so the keys of these are recorded, too."""
+        """Return the last choice: with it, configs read the most other settings, whose keys are recorded."""
         self._get(key, default)
         return others[-1] if others else default
 
     def mapping(self, key: str) -> Settings | None:
-        """Return a recorder for the keys inside `key`, which adds to the same list of keys."""
+        """Return a recorder for the keys inside `key`. It adds these keys to the list of this recorder."""
         self._get(key, None)
         return Recorder(f"{self._prefix}{key}.", self.keys)
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens under the model, before any sampling option; and their digest.
+"""Compute log-probabilities of tokens from the model's logits, without sampling options; compute their digest.
 
 Equal logits give bit-identical log-probabilities on every processor. For this, the sum of exponentials is computed in
 float64 in one fixed order (`kernels/cpu/products/sum_exp.py`). The logarithm is computed by `natural_log` in this
@@ -72,8 +72,8 @@ def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top:
     """Return the sum of the probabilities of the tokens that a mask (V,) allows.
 
     `top` is the largest logit, `log_sum` the logarithm of the sum of exp(logits - top). If the mask allows most tokens,
-    compute 1 minus the sum for the other tokens, which are fewer. The absolute error is then at most 1e-12; otherwise
-    the sum is exact to float64.
+    compute 1 minus the sum for the other tokens, which are fewer: the absolute error is then at most 1e-12. Otherwise,
+    the only errors are rounding errors of float64.
     """
     is_most = 2 * int(np.count_nonzero(mask)) > len(mask)
     some = logits[np.flatnonzero(~mask if is_most else mask)]
@@ -101,7 +101,7 @@ def natural_log(x: float) -> float:
 
 
 def digest(token_ids: Sequence[int], logprobs: Sequence[float]) -> str:
-    """Return the SHA-256, in hex, of the ids and log-probabilities of a run.
+    """Return the SHA-256, in hex, of token ids and their log-probabilities.
 
     The hashed bytes are all ids as little-endian int32, then all log-probabilities as little-endian float32.
 

@@ -1,7 +1,7 @@
 """Make locks safe across fork(), for programs that load a model and then fork, such as pre-forking web servers.
 
-The child process has a copy of every lock in its current state, but only the thread that called `fork`. If another
-thread held a lock, the lock would stay locked in the child process forever, and the data that the lock guards might be
+The child process has a copy of every lock, locked or not, but only one thread, which called `fork`. If another thread
+held a lock, the lock would stay locked in the child process forever, and the data that the lock guards might be
 inconsistent. So before each fork, the forking thread acquires all locks that are registered here; after the fork, both
 processes release the locks.
 """
@@ -30,7 +30,7 @@ class Lock(Protocol):
 
 L = TypeVar("L", bound=Lock)
 
-# The registered locks, and for each whether it is an outer lock (see `kept_over_forks`).
+# Maps each registered lock to whether it is an outer lock (see `kept_over_forks`).
 _locks: weakref.WeakKeyDictionary[Lock, bool] = weakref.WeakKeyDictionary()
 # In a child process: locks that a thread of the parent still held after PATIENCE. They stay locked in the child.
 abandoned: weakref.WeakSet[Lock] = weakref.WeakSet()

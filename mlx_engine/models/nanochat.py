@@ -35,8 +35,8 @@ class Model(Decoder):
         rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
         back = replace(rope, frequencies=tuple(-f for f in rope.frequencies))
         self.norm = norm = parameters.plain_norm("norm", config.hidden_size, eps)
-        # Heads are normed before the rotary embedding, in transformers after it. The result is the same, because the
-        # norms have no weights, and a rotation does not change the RMS of a head.
+        # Here, heads are normed before the rotary embedding; transformers norms them after it. The result is the same,
+        # because the norms have no weights, and a rotation does not change the RMS of a head.
         of_heads = (parameters.plain_norm("head_norm", config.head_dim, eps),) * 2
         layers = [
             Layer(

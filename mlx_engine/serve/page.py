@@ -42,9 +42,9 @@ def routes(
     """Return the routes of the page.
 
     `snapshots` gets a query string, which may name a model; it yields the model's latest status, and then newer ones (a
-    slow reader misses some). It raises ApiError if there is no such model. If the headers of a request lack the API
-    key, `refusal` returns the response, otherwise None. It is called only for `/events`: `/` contains no data, and the
-    page asks the user for the key when a request is answered with 401.
+    slow reader misses some). It raises ApiError if there is no such model. `refusal` gets the headers of a request: it
+    returns an error response if they lack the API key, otherwise None. It is called only for `/events`: the page has no
+    data, and asks the user for the key when a request is answered with 401.
     """
     text = FILE.read_text(encoding="utf-8")
     headers = {
@@ -132,7 +132,7 @@ async def _next(snapshots: AsyncIterator[Status]) -> Status | None:
 
 
 class UntilGone(EventStream):
-    """A stream of events that ends when its client disconnects, for a route that is not an `app.Endpoint`."""
+    """A stream of events that ends when its client disconnects. `app.Endpoint` does so for other routes."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write all events until the client disconnects."""

@@ -114,13 +114,16 @@ class SpokenCalls(str):
         return SpokenCalls(change(text) if text else "", _map(calls, change), write)
 
 
-# Matches a lone surrogate as `repr` escapes it: `write` formats the arguments of Python-style calls with `repr`.
-# `SpokenCalls` undoes the escape, because lone surrogates are the placeholders of `chat.py`.
+# Matches the escape of a high surrogate by `repr`, which formats the arguments of Python-style calls. `SpokenCalls`
+# undoes the escape, because `chat.py` uses high surrogates as placeholders for characters.
 STAND_IN = re.compile(r"(?<!\\)\\u(d[89ab][0-9a-f]{2})")
 
 
 def map_texts(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
-    """Apply `change` to every text of a message, except its role and types; in the arguments of calls, also to keys."""
+    """Return a message with `change` applied to its texts, except its role and the values of keys "type".
+
+    In the arguments of calls, `change` is applied to all texts and keys.
+    """
     return {key: value if key == "role" else _map(value, change) for key, value in message.items()}
 
 
@@ -142,7 +145,7 @@ def texts_of(visit: Callable[[Callable[[str], str]], object]) -> list[str]:
 
 
 def map_values(value: Any, change: Callable[[str], str]) -> Any:
-    """Apply `change` to every text and every key of a JSON value."""
+    """Return a JSON value with `change` applied to every text and every key."""
     return _map(value, change, is_data=True)
 
 
@@ -235,7 +238,8 @@ RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_toke
 SWITCHES = ("enable_thinking", "thinking")
 """Names of the variable that turns thinking on or off: `thinking` in DeepSeek's and Granite's templates."""
 
-# The beginning of a comment, an expression or a statement; the end of an expression or a statement.
+# In a template, BEGIN matches the beginning of a comment, an expression or a statement, and END matches the end of an
+# expression or a statement.
 BEGIN, END = re.compile(r"\{[#{%]"), re.compile(r"[%}]\}")
 NAME = re.compile(r"[A-Za-z_]\w*")
 # A name in code that is neither an attribute nor quoted.
@@ -286,7 +290,7 @@ class TemplateInput:
     variables: dict[str, Any]
 
     def map_texts(self, change: Callable[[str], str]) -> TemplateInput:
-        """Return the input with `change` applied to every text from the user: all texts, except roles and types."""
+        """Return the input with `change` applied to every text, except the roles and types in messages."""
         return TemplateInput(
             [map_texts(message, change) for message in self.messages],
             map_values(self.tools, change),
@@ -299,7 +303,7 @@ class TemplateInput:
         return texts_of(self.map_texts)
 
     def names(self) -> dict[str, Any]:
-        """Return a map of the names of the template's variables to their values."""
+        """Return a map from the names of the template's variables to their values."""
         return {**self.variables, "messages": self.messages, "tools": self.tools, "documents": self.documents}
 
 
@@ -314,7 +318,10 @@ def _names(template: str) -> frozenset[str]:
 
 
 def _code(template: str) -> Iterator[str]:
-    """Yield the text of each expression and statement, in linear time (one regular expression takes quadratic)."""
+    """Yield the text of each expression and statement, in linear time.
+
+    A single regular expression for all of them would take quadratic time.
+    """
     last_comment, last = template.rfind("#}"), max(template.rfind("%}"), template.rfind("}}"))
     at = 0
     while begin := BEGIN.search(template, at):

@@ -101,7 +101,7 @@ class Tokenizer:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The ids that the file asks to append to a text. Only texts for embeddings get them."""
+        """The ids that, by the file's settings, follow a text. They are appended only to texts for embeddings."""
         return self._vocabulary.ends
 
     @property
@@ -169,8 +169,8 @@ class Tokenizer:
     def _plain_core(self) -> tokenizers.Tokenizer:
         """A second tokenizer of the library, which encodes control tokens as plain text.
 
-        The library sets this per tokenizer and not per call, so concurrent threads need two tokenizers. These share the
-        vocabulary and the merges.
+        In the library, this is a setting of the tokenizer and not an argument of `encode`. So concurrent threads need
+        two tokenizers. These share the vocabulary and the merges.
         """
         whole = self._core
         assert isinstance(whole, tokenizers.Tokenizer)  # noqa: S101 - `FileTokenizer.encode` has an argument for this
@@ -195,8 +195,8 @@ class Tokenizer:
     def most_bytes(self) -> int | None:
         """An upper bound on the bytes of text that one token stands for.
 
-        None if normalisation or splitting may remove text, or if one token can stand for any number of unknown
-        characters.
+        None if normalisation, splitting or an added token may remove text, or if one token can stand for any number of
+        unknown characters.
         """
         if isinstance(self._core, tokenizers.Tokenizer):
             normalizer, pre_tokenizer = (
@@ -226,8 +226,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = False, at_start: bool = True) -> str:
         """Return the text of token ids. Bytes that are not valid UTF-8 become U+FFFD.
 
-        `skip_special` leaves out control tokens. At the start of a text, the space that SPM's encoding adds is removed;
-        with `at_start=False`, the ids continue a text. Raise TokenizerError for an unknown id.
+        `skip_special` leaves out control tokens. SPM's encoding adds a space to the start of a text, which is removed
+        here, unless `at_start` is false because the ids continue a text. Raise TokenizerError for an unknown id.
         """
         stream = self.stream(skip_special=skip_special, at_start=at_start)
         return "".join([*map(stream.add, ids), stream.finish()])
@@ -241,7 +241,7 @@ class Tokenizer:
         return self._vocabulary.token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token, often not valid UTF-8 on their own; raise TokenizerError for an unknown id."""
+        """Return the bytes of a token, which may not be valid UTF-8; raise TokenizerError for an unknown id."""
         return self._vocabulary.piece(token_id)
 
     def pieces(self) -> list[bytes]:
@@ -250,7 +250,7 @@ class Tokenizer:
 
     @cached_property
     def delimiter_ids(self) -> frozenset[int]:
-        """Tokens that delimit the parts of an answer (reasoning, text, tool calls), and do not occur inside a part.
+        """Ids of tokens that delimit the parts of an answer (reasoning, text, tool calls), and occur inside no part.
 
         These are control, unknown and end tokens, and user-defined tokens that the chat template writes, such as
         "<tool_call>".
@@ -264,7 +264,7 @@ class Tokenizer:
 
 
 def _keeps_text(normalizer: Iterable[dict[str, Any]], pre_tokenizer: Iterable[dict[str, Any]]) -> bool:
-    """Return whether normalisation and splitting remove no text; Unicode's normal forms are allowed."""
+    """Return whether normalisation and splitting keep the whole text; Unicode's normal forms may shorten it."""
     normal = all(
         step["type"] in (*NORMAL_FORMS, "Prepend", "ByteLevel")
         or (

@@ -16,12 +16,12 @@ from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import GGMLType
 
 # The layer types of latent attention. The tensor `attn_q` or `attn_q_b` is loaded as two layers, `attn_q` and
-# `attn_q_pe`; `attn_kv_a_mqa` as `attn_latent` and `attn_k_pe`. The matrices per head, `attn_k_b` and `attn_v_b`, keep
-# their type.
+# `attn_q_pe`, and the tensor `attn_kv_a_mqa` as `attn_latent` and `attn_k_pe`. The matrices per head, `attn_k_b` and
+# `attn_v_b`, keep their type.
 _LATENT = ("attn_q_a", "attn_q_b", "attn_q_pe", "attn_kv_a_mqa", "attn_latent", "attn_k_pe")
 
-# Maps groups to layer types, which have GGUF names. A head has the layer type `output`, even if it is tied to the
-# embedding table.
+# Maps each group to its layer types, which have GGUF names. The output head has the layer type `output`, even if it is
+# tied to the embedding table.
 GROUPS = {
     # GGUF files such as GPT-2's have attn_qkv in place of attn_q, attn_k and attn_v. Loaded models have all three.
     "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate", *_LATENT),
@@ -71,7 +71,7 @@ def layer_type(name: str) -> str:
 
 KEEP, AUTO = "keep", "auto"
 QUANTS = (KEEP, "f32", "q8_0", "q4_0", "q4_1")
-# Layers of at least this width are as fast in Q8_0 as in F32 or faster, with one thread and with several: measured by
+# For layers of at least this width, Q8_0 is at least as fast as F32, with one thread and with several: measured by
 # `python -m benchmarks.crossover` (benchmarks/results/crossover.jsonl). This is the width of one block, so by default
 # `min_dim` excludes no layer.
 AUTO_MIN_DIM = 32
@@ -172,7 +172,7 @@ def check_load_options(
     quant_min_dim: int | str = AUTO,
     quant_layers: Mapping[str, str] | None = None,
 ) -> Conversion:
-    """Check these options of `load`, and return their conversion; raise OptionError if one is invalid."""
+    """Check these options of `load`; raise OptionError if one is invalid. Return the conversion that they describe."""
     conversion = Conversion(quant, quant_min_dim, {} if quant_layers is None else quant_layers)
     if threads is not None and not is_whole(threads):
         message = f"threads must be a whole number, not {shown(threads)}"
@@ -184,7 +184,7 @@ def check_load_options(
 
 @dataclass(frozen=True)
 class Left:
-    """A reason why layers were not converted, the number of these layers, and the name of the first layer."""
+    """A reason why layers were not converted, the number of these layers, and the name of the first one."""
 
     reason: str
     count: int
@@ -218,7 +218,10 @@ class Converted:
     def of(
         cls, asked: Conversion, rows: Sequence[tuple[str, str, str]], nbytes: Mapping[str, int] | None = None
     ) -> Converted:
-        """Return the report. `rows` has for each layer: name, new type or "", reason for not converting or ""."""
+        """Return the report. `rows` has one tuple per layer: (name, new type, reason why it is not converted).
+
+        The type is "" if the layer is not converted. The reason may be "", as in `Conversion.type_of`.
+        """
         names: dict[str, list[str]] = {}
         for name, _, reason in rows:
             if reason:

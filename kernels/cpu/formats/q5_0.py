@@ -36,7 +36,7 @@ dequantize = dequantize_32(BLOCK_BYTES, weights)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return `q - 16` of the 32 weights of the block at byte `at`, as signed bytes."""
+    """Return `q - 16` for the 32 quants q of the block at byte `at`, as signed bytes."""
     return plus(union(load_nibbles(blocks, at + 6), load_bits(blocks, at + 2, 16)), -16)
 
 

@@ -1,9 +1,9 @@
 """The backend `metal` with float16 or bfloat16 activations: MLX operations, and our kernels for products of prompts.
 
 Our kernels multiply 32 or more rows by quantised matrices: `prompt_product_tensors` on GPUs with neural accelerators,
-`prompt_product` on other GPUs. They support Q6_K, and MLX's affine format with 4 or 8 bits, in which Q8_0, Q4_0 and
-Q4_K are stored, too. MLX multiplies fewer than 32 rows by the same arrays. MLX's format cannot express Q6_K, so our
-kernel `matvec` multiplies fewer than 32 rows by Q6_K matrices.
+`prompt_product` on other GPUs. Both kernels support Q6_K, and MLX's affine format with 4 or 8 bits. Q8_0, Q4_0 and Q4_K
+matrices are converted to the affine format on load. MLX multiplies fewer than 32 rows by affine matrices. The affine
+format cannot express Q6_K, so our kernel `matvec` multiplies fewer than 32 rows by Q6_K matrices.
 
 MLX multiplies matrices of other quantised types (MXFP4, for example). Float matrices, experts and attention use MLX
 operations, because MLX's kernels for them already use the GPU's matrix units.
@@ -31,7 +31,7 @@ from mlx_engine.kernels.metal.prompt_product_tensors import has_accelerators
 from mlx_engine.quant.weight import Weight
 
 # An environment variable that selects the kernel for prompts: "on" for `prompt_product_tensors`, which uses Metal 4's
-# `matmul2d`; "off" for `prompt_product`, which uses `simdgroup_matrix`. If unset, it depends on the GPU, as above.
+# `matmul2d`; "off" for `prompt_product`, which uses `simdgroup_matrix`. If unset, the GPU determines the kernel.
 VARIABLE = "MLX_ENGINE_TENSORS"
 
 
@@ -72,7 +72,7 @@ def uses_tensors(executor: ExecutorName) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class PromptMatrix(GroupMatrix):
-    """A matrix in MLX's affine format. Our kernels multiply `FEWEST` or more rows of x by it, and MLX fewer rows."""
+    """A matrix in MLX's affine format. If x has at least `FEWEST` rows, our kernels compute the product, else MLX."""
 
     kernels: Kernels = field(kw_only=True, repr=False)
 

@@ -27,7 +27,8 @@ from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.weight import Weight
 
 GROUP, BITS = 32, 8
-# The types that are repacked only for float16 and bfloat16 activations. Q8_0 is always repacked (`reinterpret`).
+# Maps each type that is repacked only for float16 and bfloat16 activations to the function that splits its blocks. Q8_0
+# is repacked for all activations (`reinterpret`).
 AFFINE = {"Q4_0": split_q4_0, "Q4_K": split_q4_k}
 
 
@@ -123,9 +124,9 @@ def reinterpret(weight: Weight, dtype: mx.Dtype = mx.float32) -> GroupMatrix | N
 
 
 def affine_matrix(weight: Weight, dtype: mx.Dtype) -> GroupMatrix | None:
-    """Return a matrix of a type in `AFFINE` in MLX's format, with scales and biases rounded to `dtype`.
+    """Repack a matrix in MLX's affine format, with scales and biases rounded to `dtype`.
 
-    Return None for other types, and if a rounded scale or bias is not finite.
+    Return None if `AFFINE` does not have the type of the matrix, or if a rounded scale or bias is not finite.
     """
     split = AFFINE.get(weight.type.name)
     if split is None:
