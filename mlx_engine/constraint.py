@@ -2,7 +2,7 @@
 
 While an answer is generated, `loop/constraint.py` turns the `Constraint` into masks of the tokens that may come next,
 with the library llguidance. This module imports no third-party library, so that options can be declared and checked
-quickly. A JSON Schema with a keyword that the masks would ignore is an error when its constraint is made.
+quickly. If a JSON Schema has a keyword that the masks would ignore, no constraint is made: OptionError is raised.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-
 _SHORT = "[0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 
-# Maps formats to patterns that strings must match, too: llguidance accepts 29 February of every year, and second 60.
+# Maps some of `FORMATS` to patterns, which are added to a schema because llguidance's own check of these formats
+# accepts 29 February of every year, and second 60.
 STRICTER = {
     "date": f"^({_SHORT}|{_LEAP})$",
     "time": f"^{_TIME}[^0-9]",
@@ -106,7 +107,7 @@ class Constraint:
 
     @classmethod
     def grammar(cls, lark: str) -> Constraint:
-        """Allow the texts of a grammar, which is in llguidance's variant of Lark and has the first rule `start`.
+        """Allow the texts of a grammar in llguidance's variant of Lark, whose start rule is named `start`.
 
         `<name>` is the special token of that name in the vocabulary. `%json {...}` stands for the values of a JSON
         Schema, with at most one space after a comma or colon. The schema is checked as in `json_schema`, unless it has
@@ -250,7 +251,7 @@ def target(reference: str, root: Any) -> Any:
 
 
 def _is_noop(name: str, value: object) -> bool:
-    """Return whether a keyword of `UNSUPPORTED` changes nothing, because its value is its default, False."""
+    """Return whether a keyword of `UNSUPPORTED` has the value False, and False is its default: it changes nothing."""
     return name in ("uniqueItems", "nullable", "$recursiveAnchor") and value is False
 
 

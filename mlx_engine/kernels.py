@@ -40,7 +40,7 @@ class _SameModules(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restore the module's own `__spec__`. The code of the module has run when `create_module` imported it."""
+        """Restore the module's own `__spec__`. The module's code has already run, in `create_module`."""
         if module.__spec__ is not None:
             module.__spec__ = module.__spec__.loader_state
 

@@ -113,7 +113,7 @@ class Session:
         Raises:
             OptionError: an id is not in the vocabulary.
             ContextLengthError: the tokens exceed the context.
-            CacheFullError: the session and its forks have no memory left.
+            CacheFullError: no page is free in the KV pool of the session and its forks.
             NotFiniteError: logits are NaN or infinite.
             ClosedError: the session or its engine has been closed.
         """
@@ -122,7 +122,7 @@ class Session:
         return mx.array(self.row(next_ids))
 
     def row(self, next_ids: int | Sequence[int] = ()) -> np.ndarray:
-        """Do the same as `logits`, but return a NumPy array. Do not change the array: later calls may return it."""
+        """Do the same as `logits`, but return a NumPy array. Later calls may return it again, so never write to it."""
         self._check_open()
         more = self._checked([next_ids] if is_whole(next_ids) else next_ids)  # type: ignore[arg-type]
         n = len(self._ids)
@@ -292,9 +292,9 @@ def choose(model: Model, prompt_ids: Sequence[int], texts: Sequence[Sequence[int
 
 
 def _extend(prompt: Session, texts: Sequence[Sequence[int]], logprobs: list[list[float]]) -> None:
-    """Append the log-probabilities of each text's tokens after the first to its list in `logprobs`.
+    """For each text, append the log-probabilities of all tokens but the first to the text's list in `logprobs`.
 
-    The texts share passes.
+    Each pass runs tokens of all unfinished texts.
     """
     model, forks = prompt._family.model, {i: prompt.fork() for i, ids in enumerate(texts) if len(ids) > 1}
     try:
@@ -336,8 +336,8 @@ def ranked(
 
 
 LOGITS = "logits"
-# The values that the head computes. If none of them is wanted, the head is not run: with a large vocabulary, it takes
-# as long as several layers.
+# The values that the head computes. The head is run only if one of these values is wanted, because with a large
+# vocabulary, the head takes as long as several layers.
 OF_HEAD = frozenset({"output_norm", LOGITS})
 
 # Maps the name of each value, without "blk.N.", to its meaning.
@@ -472,7 +472,7 @@ def _run(
     def tap(name: str, x: Array) -> None:
         if names is None or name in names:
             values = be.host(x)
-            # Chosen experts have C rows for each token.
+            # A value of the experts has a row for each of a token's C chosen experts.
             note(name, values if len(values) == len(chunk) else values.reshape(len(chunk), -1, *values.shape[1:]))
 
     traced.run_on(observed(be, tap))

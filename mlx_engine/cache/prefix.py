@@ -47,8 +47,9 @@ class Node:
     Attributes:
         start: position of the node's first token.
         ids: (n,) int64 token ids.
-        pages: for each group of layers an array (P,): the first slots of pages number `start // page` to
-            `(end - 1) // page`. In groups with a window, -1 stands for a page that is not held.
+        pages: for each group of layers (the layers with the same window) an array (P,): the first slot of each page,
+            from page number `start // page` to `(end - 1) // page`. In groups with a window, -1 stands for a page that
+            is not held.
         parent: None for the root, and for a node that was removed.
         children: maps the first token id of each child to the child.
         last_use: the prefix cache's counter of uses when this node was last used.
@@ -81,7 +82,10 @@ class RadixTree:
         self.root = Node(0, np.empty(0, dtype=np.int64), [np.empty(0, dtype=np.int64) for _ in pool.windows], None)
 
     def walk(self, ids: np.ndarray) -> tuple[list[Node], int]:
-        """Return the path of nodes that agree with ids (n,), the last perhaps in part, and how many tokens agree."""
+        """Return the path of nodes that agree with ids (n,), and how many tokens agree.
+
+        The last node may agree only in part.
+        """
         node, path, n = self.root, list[Node](), 0
         while n < len(ids) and (child := node.children.get(int(ids[n]))) is not None:
             path.append(child)
@@ -97,8 +101,9 @@ class RadixTree:
         """Return the longest reusable prefix of a path: its length, pages and state.
 
         All pages that later tokens read must be held. In a group with a window, these are only the pages of the last
-        tokens. If the model has recurrent states, the state after the prefix must be held, too; else the returned state
-        is None. The returned pages are the first slots (P,) for each group of layers, -1 for a page that is not held.
+        tokens. If the model has recurrent states, the state after the prefix must be held, too. For other models, and
+        for length 0, the returned state is None. The returned pages are, for each group of layers, the first slots (P,)
+        of the pages, with -1 for a page that is not held.
 
         Args:
             path: the nodes, from a child of the root on.
@@ -112,7 +117,7 @@ class RadixTree:
         held = [Snapshot(length, slot) for node in path for length, slot in node.states.items()]
         found = [snapshot for snapshot in held if snapshot.length <= n and snapshot.length % step == 0]
         state, length = None, 0 if self._states.n_slots else self._reaches(n, tables)
-        while length % step and length < most:  # the next node does not hold the page of this length
+        while length % step and length < most:  # no node holds the page with the later tokens
             length = self._reaches(length - length % step, tables)
         for snapshot in sorted(found, reverse=True):
             if self._reaches(snapshot.length, tables) == snapshot.length:
@@ -121,7 +126,7 @@ class RadixTree:
         return length, [pages[: -(-length // self._page)] for pages, _ in tables], state
 
     def _reaches(self, n: int, tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
-        """Return the largest number of tokens, at most n, whose needed pages are held, given each group's `table`."""
+        """Return the largest length, at most n, of a prefix whose needed pages are held; `tables` is from `table`."""
         length, before = n, -1
         while length != before:
             before = length
@@ -133,8 +138,7 @@ class RadixTree:
         """Return the pages of a group for the first n tokens of a path, as two arrays (P,).
 
         The first array has the first slot of each page, -1 for a page that is not held. The second array, `reach`, has
-        the position after the last of the n tokens that the held page has; for a page that is not held, the page's
-        first position.
+        for each held page the position, at most n, at which its tokens end; for any other page, its first position.
         """
         size = -(-n // self._page)
         pages, starts = np.full(size, -1, dtype=np.int64), np.arange(size) * self._page
@@ -163,14 +167,14 @@ class RadixTree:
         return path
 
     def _add_leaf(self, parent: Node, first: int) -> Node:
-        """Add a child without tokens, whose first id will be `first`."""
+        """Add a child without tokens, whose first id will be `first`, and return the child."""
         parent.children[first] = Node(parent.end, parent.ids[:0], [pages[:0] for pages in parent.pages], parent)
         return parent.children[first]
 
     def _extend(self, leaf: Node, more: np.ndarray, pages: Sequence[np.ndarray]) -> None:
         """Append tokens to a leaf. `pages` is as in `insert`.
 
-        If the leaf's last page is partly filled, the new page that has its old and new tokens replaces it.
+        If the leaf's last page is partly filled, the page in `pages` with the same and further tokens replaces it.
         """
         n_whole = leaf.end // self._page - leaf.start // self._page
         for group, new in enumerate(pages):
@@ -206,7 +210,7 @@ class RadixTree:
         return is_partial and any(old[-1] >= 0 > new[at] for old, new in zip(leaf.pages, pages, strict=True))
 
     def _lacks(self, node: Node, n: int) -> bool:
-        """Return whether position n is inside a page, not at its start, that a node does not hold in some group."""
+        """Return whether position n is inside a page, not at its start, and in some group the node lacks this page."""
         at = n // self._page - node.start // self._page
         return n % self._page > 0 and any(pages[at] < 0 for pages in node.pages)
 
@@ -270,8 +274,8 @@ class HeldPages:
 
     Attributes:
         n_pages: for each group, the number of different pages that are held.
-        generations: for each group and page, how often the last reference of a node to the page has been removed. While
-            this count is the same, the contents of a held page are unchanged.
+        generations: for each group and page, how often the number of nodes that refer to it has fallen to 0. While this
+            count is the same, the contents of a held page are unchanged.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -314,7 +318,7 @@ class HeldPages:
         return int((self.pool.references(group, numbers * page) == counts[numbers]).sum())
 
 
-# The reason why not more tokens can be reused, see `Match.end`.
+# The reason why no further tokens can be reused, see `Match.end`.
 End = Literal["whole", "new", "differs", "evicted", "window", "state", "memory"]
 
 # The largest number of token ids that `Match.expected` and a node of `PrefixCache.snapshot` show.
@@ -333,7 +337,7 @@ class Match(NamedTuple):
         pages: for each group of layers an array (P,): the first slot of each page of the `length` tokens.
         expected: the ids, at most 8, with which the most recently used branch of the tree continues after `agreeing`
             tokens.
-        end: the reason why not more tokens can be reused. "whole": all wanted ids are cached. "new": the tree has no
+        end: the reason why no further tokens can be reused. "whole": all wanted ids are cached. "new": the tree has no
             token after the agreeing ones. "differs": the tree continues with other tokens. "evicted": the next token
             was cached, and has been evicted. "window": pages that a window needs are not cached. "state": no state
             after more tokens is cached. "memory": no page was free for a copy.
@@ -425,7 +429,7 @@ class PrefixCache:
         return self._tree.held.n_pages[group]
 
     def evictable_pages(self, group: int) -> int:
-        """Return the number of pages of a group that the cache holds and no sequence does."""
+        """Return the number of pages of a group that the cache holds, but no sequence holds."""
         return self._tree.held.unused(group)
 
     def match(self, ids: Sequence[int] | np.ndarray) -> Match:
@@ -452,7 +456,10 @@ class PrefixCache:
 
     @staticmethod
     def _after(node: Node, n: int) -> tuple[int, ...]:
-        """Return the ids, at most `SHOWN`, that follow n tokens in the tree. `node` has the last of the n tokens."""
+        """Return at most `SHOWN` ids that follow n tokens on the branch that was used last.
+
+        `node` has the last of the n tokens.
+        """
         found = node.ids[n - node.start :]
         while len(found) < SHOWN and node.children:
             node = max(node.children.values(), key=lambda child: child.last_use)
@@ -634,11 +641,12 @@ class PrefixCache:
         self._tree.root.evicted = None
 
     def snapshot(self, most: int | None = None) -> list[dict[str, Any]]:
-        """Return the `most` most recently used nodes as dictionaries, each after its parent.
+        """Return nodes as dictionaries, the most recently used first, at most `most` (None: all).
 
-        Keys: `parent`, the parent's index in this list, or -1; `start`; `n_tokens`; `ids`, the first token ids, at most
-        8; `pages`, for each group the number of held pages; `in_use`, for each group the number of held pages that
-        sequences hold, too; `references`, the largest reference count of the node's pages; `last_use`.
+        A parent stands before its children. Keys: `parent`, the parent's index in this list, or -1; `start`;
+        `n_tokens`; `ids`, the first token ids, at most 8; `pages`, for each group the number of held pages; `in_use`,
+        for each group the number of held pages that sequences hold, too; `references`, the largest reference count of
+        the node's pages; `last_use`.
         """
         found: list[dict[str, Any]] = []
         index: dict[Node, int] = {}

@@ -70,7 +70,7 @@ class Ranking:
 
 
 def read_pooling(checkpoint: Checkpoint, path: Path) -> Pooling:
-    """Read the pooling of a model from its files; raise FormatError if one is damaged or unsupported."""
+    """Read the pooling of a model from its files; raise FormatError if a file is damaged or unsupported."""
     return _of_gguf(checkpoint) if checkpoint.naming == "gguf" else _of_folder(checkpoint, path)
 
 

@@ -40,8 +40,8 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
     """Decorate a command: print a message and exit with a code if the command fails or is ended by a signal.
 
-    Exceptions other than `EngineError`, lack of memory, signals and failures to write stdout are bugs, and keep their
-    traceback.
+    Expected failures are `EngineError`, lack of memory, signals, and errors of writing stdout. All other exceptions are
+    bugs, and keep their traceback.
     """
 
     @functools.wraps(command)
@@ -86,7 +86,7 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
 def with_flags(error: EngineError, command: Callable[..., Any]) -> str:
     """Return the message of an error, with Python names of options replaced by the flags of a command.
 
-    A name of a single word is replaced only at the beginning, because elsewhere it may be an ordinary word.
+    A name of a single word is replaced only at the beginning of the message: elsewhere it may be an ordinary word.
     """
     hints, text = typing.get_type_hints(command, include_extras=True), str(error)
     option = str(getattr(error, "option", "")).partition(" ")[0]  # drop a layer name, as in "quant_layers attn_q"
@@ -110,7 +110,7 @@ def escape_what_stdout_cannot_write() -> None:
 
 
 def read_text(text: str | None, file: Path | None, option: str) -> str:
-    """Return the text of an argument, of a file, or, if the argument is "-" or neither is given, of stdin.
+    """Return a text that is given as an argument or a file. If the argument is "-", or neither is given, read stdin.
 
     Raises:
         OptionError: the text is missing, was given twice, or is not UTF-8.
@@ -145,7 +145,7 @@ def _from_stdin() -> bytes:
 
 
 def checked_text(text: str, option: str) -> str:
-    """Return an argument; raise OptionError if it was not UTF-8, so that Python has put lone surrogates in it."""
+    """Return an argument; raise OptionError for lone surrogates: Python decodes bytes that are not UTF-8 to these."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -212,7 +212,7 @@ def still_bar() -> Iterator[Callable[[int, int, str], None]]:
 
 @contextmanager
 def bar_of_parts(title: str) -> Iterator[log.Bar | None]:
-    """Show a progress bar on a terminal; the caller reports (done, total, unfinished parts). Yield None elsewhere.
+    """Show a progress bar; the caller reports (done, total, unfinished parts). If `is_plain(stderr)`, yield None.
 
     `main` sets `log.show_bar` to this function, so that packages that do not import `commands` can show the bar.
     """
@@ -302,7 +302,7 @@ class TextWriter:
             self.write("\n")
 
     def _fit_to_terminal(self) -> bool:
-        """Return whether to wrap words. If the width has changed, update the position: the terminal rewraps text."""
+        """Return whether to wrap words. If the width has changed, update the position, as the terminal rewraps text."""
         width = columns_of(self._out)
         if width != self._width and width:
             self._column %= width
@@ -378,7 +378,7 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasatt
 
 
 class EndedBySignal(SystemExit):
-    """Raised in the main thread by a signal that ends the process; the exit code is 128 + number, as in a shell."""
+    """Raised in the main thread by a signal that ends the process; the exit code is 128 + its number, as in a shell."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)

@@ -37,7 +37,7 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.stage import Stage
 
-# In the last message, the key END has this value if ranks are to send the times at which they computed (`Span`).
+# The value of the key END in the message that ends the run, if ranks must reply with the times of passes (`Span`).
 TIMELINE = "timeline"
 
 
@@ -48,8 +48,8 @@ class StageRunner:
         self._model, self._group, self._search, self.spans = model, group, search, list[Span]()
         self._pools = StagePools(model.backend, model.kv_layers, model.stage.first)
         own = model.layers[0].input
-        # A row that this rank receives has the hidden states of a token, then the per-layer inputs of this rank's
-        # layers, then those of all later layers. `_hidden` and `_own` are the widths of the first two parts, and
+        # A row of this rank's input has the hidden state of a token, then the per-layer inputs of this rank's layers,
+        # then the per-layer inputs of all later layers. `_hidden` and `_own` are the widths of the first two parts, and
         # `_width` is the width of the whole row.
         n_inputs = own.columns[1] - own.columns[0] if own is not None else 0
         stage = model.stage
@@ -57,9 +57,10 @@ class StageRunner:
         self._width = self._hidden + (stage.n_layers - stage.first) * n_inputs
 
     def run(self, message: Message) -> Array | None:
-        """Run this rank's layers of a pass. On the last rank, return logits (R, V), or None if none are wanted.
+        """Run this rank's layers of a pass.
 
-        On any other rank, send the hidden states (T, ...) to the next rank, and return None.
+        On the last rank, return the logits (R, V) of the R wanted rows, or None if no logits are wanted. On any other
+        rank, send the hidden states (T, ...) to the next rank, and return None.
         """
         model, stage = self._search.model_of(message), self._model.stage
         be = model.backend
@@ -202,7 +203,8 @@ OPTION = "--split"
 # repeated for SECONDS, and at least REPETITIONS times. The median is used, because ranks that share a machine disturb
 # each other in some repetitions.
 N_OUTPUTS, N_INPUTS, SECONDS, REPETITIONS = 2048, 4096, 0.2, 3
-# Speeds are rounded to powers of the root of 2, so that equal machines get equal shares in every run.
+# Speeds, relative to the fastest rank, are rounded to powers of 2**STEP (the square root of 2), so that equal machines
+# get equal shares in every run.
 STEP = 0.5
 # The number of cached tokens for which ranks are balanced. A split that is balanced for an empty cache is slow after
 # many tokens: the last rank has the head in place of some layers, and the head has no keys and values. (In Qwen3 0.6B
@@ -220,7 +222,7 @@ class Machine(NamedTuple):
 
 
 def parsed(text: str) -> tuple[int, ...]:
-    """Parse `20,8`, the number of layers of each rank.
+    """Parse the number of layers of each rank, such as `20,8`.
 
     Raises:
         OptionError: the text has another form.
@@ -271,7 +273,9 @@ def layer_bytes(model: ModelParts, n_tokens: int) -> tuple[list[int], int]:
 
 
 def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cuts: Collection[int]) -> list[int]:
-    """Return the numbers of layers that minimise the time of the slowest rank; among equal splits, the most even one.
+    """Return the number of layers of each rank, so that the slowest rank takes the least time.
+
+    If several splits take the same time, the most even one is returned.
 
     The time of a rank is the bytes of its layers, divided by its speed. The last rank also has the bytes of the head.
     Embedding tables do not count, because they stay in the file.
@@ -280,7 +284,7 @@ def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cu
         layers: bytes of each layer.
         head: bytes of the head.
         machines: speed and memory of each rank.
-        cuts: the indices of layers that may be the first of a rank.
+        cuts: the indices of the layers that may be the first layer of a rank after rank 0.
 
     Raises:
         NotEnoughMemoryError: no split fits into the memory of the ranks.

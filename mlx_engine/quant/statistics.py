@@ -16,7 +16,7 @@ from mlx_engine.quant.weight import Weight
 
 # The number of values that `statistics` dequantises at a time.
 _PIECE = 1 << 20
-# The number of values that `not_finite` dequantises at a time, so that they fit into a core's L2 cache.
+# The number of values that `not_finite` dequantises at a time: few enough for a core's L2 cache.
 _SUMMED = 1 << 16
 
 

@@ -35,7 +35,7 @@ def comment(text: str) -> bytes:
 class EventStream(Response):
     """A response of events, each written as soon as it is available.
 
-    If a client reads slowly, `send` waits while the buffer of the connection is full, so waiting data takes little
+    If a client reads slowly, `send` waits while the buffer of the connection is full, so unsent data takes little
     memory. If the client reads nothing for a while, `server.Connection` closes the connection.
     """
 
@@ -43,7 +43,7 @@ class EventStream(Response):
 
     def __init__(self, events: AsyncIterator[bytes]) -> None:
         self.status_code, self.background, self._events = 200, None, events
-        # Without X-Accel-Buffering, nginx buffers responses.
+        # X-Accel-Buffering keeps nginx from buffering the response.
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +62,8 @@ class LateStream(EventStream):
 
     Args:
         comments: yields comments until the model can be used; raises an error if the model cannot be loaded.
-        handle: handles the request. It gets a function, which it calls with the response (an `EventStream`).
+        handle: handles the request. The argument of `handle` is a function that sends a response; `handle` passes an
+            `EventStream` to this function.
         failure: returns the event that reports an error.
     """
 
@@ -79,7 +80,7 @@ class LateStream(EventStream):
         """Write the comments, and then the events of the response, or an event with the error."""
 
         async def sent(message: Message) -> None:
-            # The start of the response has already been sent, before the comments.
+            # Leave out the start of the response: a start has already been sent, before the comments.
             if message["type"] == "http.response.body":
                 await send(message)
 

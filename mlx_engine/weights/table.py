@@ -1,6 +1,7 @@
 """Tensor tables: one `Row` per tensor of an architecture, with its GGUF name, its transformers name and its shape.
 
-A model file declares its table; `decoder_plan` turns the table into the list of tensors that a checkpoint must have.
+The module of an architecture declares its table. `decoder_plan` turns the table into the list of tensors that a
+checkpoint must have.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ class Row:
         hf: the name in transformers.
         shape: row-major shape in axis letters (`AXES`); "HE D" is a matrix of n_heads * head_dim rows and hidden_size
             columns, "1" is a single value.
-        heads: the axis letter of the number of heads, if GGUF files interleave the rows of each head's two halves.
+        heads: the axis letter of the number of heads, if GGUF files interleave the two halves of each head's rows.
         rotated: the axis letter of the number of heads, or "1" for a single head. The rows of each head are reordered
             on load if RoPE rotates only the first `rotary_dim` of them, or if `interleaved` is set.
         interleaved: whether the two rows of a rotary pair have the indices (2j, 2j + 1) in files; needs `rotated`.
-        before, after: if a folder stores the tensor as rows of a larger tensor, the number of rows, in axis letters, of
-            each tensor before it and after it.
-        gguf: the name in GGUF files, if it differs from the table's key. If `before` or `after` is set, this is the
-            name of the larger tensor in GGUF files; without `gguf`, GGUF files do not have the larger tensor.
+        before, after: if a folder stores the tensor as rows of a larger tensor, the numbers of rows, in axis letters,
+            of the tensors that stand before this one and after this one.
+        gguf: the name in GGUF files, if it differs from the table's key. If `before` or `after` is set, `gguf` is the
+            name of the larger tensor in GGUF files, or None if GGUF files have the tensor by itself.
         plus: the number that is added to the values of a Hugging Face folder to get the model's values.
         times: the factor by which the model's values are multiplied in GGUF files.
         kind: the kind of layers that have this tensor, one of the config's `kinds` (of mixers) or `ffn_kinds`; None if
             every layer has the tensor.
         stored: how GGUF files store the tensor, in addition to the other attributes; its `name` is ignored.
         in_hf: how folders store the tensor; None means the same as `stored`.
-        when: the config field that says whether files have the tensor. GGUF has no key for this field, so it is true
-            for a GGUF file whose first layer has the tensor.
+        when: the config field that says whether files have the tensor. GGUF has no key for this field. So for a GGUF
+            file, the field is true if the first layer has this tensor, or another tensor with the same `when`.
         optional: whether the tensor may be absent.
     """
 
@@ -80,14 +81,17 @@ Table: TypeAlias = Mapping[str, Row]
 
 
 def head_of(checkpoint: Checkpoint, s: Settings, *, tied: bool = False) -> Head:
-    """Return whether the model reads a matrix for the head; `tied` is the default of the key `tie_word_embeddings`."""
+    """Return whether the checkpoint must have ("required") or may have ("optional") a matrix for the head.
+
+    Return "absent" if the model reads no such matrix. `tied` is the default of the key `tie_word_embeddings`.
+    """
     if checkpoint.naming == "gguf":  # GGUF has no key: the head is tied if the file has no matrix for it
         return "optional"
     return "absent" if s.flag("tie_word_embeddings", tied) else "required"
 
 
 def stem_of(checkpoint: Checkpoint, stems: Sequence[str]) -> str:
-    """Return the first stem (tensor prefix) whose embedding table is in the folder; `stems[0]` if no table is."""
+    """Return the first stem (tensor prefix) whose embedding table is in the folder, else `stems[0]`."""
     return next((stem for stem in stems if f"{stem}embed_tokens.weight" in checkpoint.shapes), stems[0])
 
 
@@ -117,7 +121,7 @@ def _has(config: Any, row: Row) -> bool:
 
 
 def said_by_tensors(config: C, checkpoint: Checkpoint, table: Table) -> C:
-    """Return the config; for a GGUF file, set the fields named in `Row.when` as this attribute describes."""
+    """Return the config; for a GGUF file, set each field that a `Row.when` names, as described there."""
     if checkpoint.naming != "gguf":
         return config
     rows = [((row.gguf or name).replace("*", "0"), row.when) for name, row in table.items() if row.when is not None]

@@ -50,7 +50,8 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     """Return `q - 32` of weights 64 p to 64 p + 63 of the block at byte `at`: signed bytes, in a vector of 16 words."""
     half, shift = p // 2, 4 * (p % 2)
     low, bits = load_words(blocks, at + 64 * half), at + HIGH + 32 * half
-    # In each byte of high bits, two bits belong to one of the first 32 quants, the next two bits to one of the last 32.
+    # Each byte of high bits has two bits of one of the first 32 quants, then two bits of one of the last 32. So the 32
+    # bytes are loaded twice, and the second copy is shifted right by two bits.
     high = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 2)
     high = left(both(right(high, shift), 0x03030303), 4)
     return bytes_minus(either(both(right(low, shift), 0x0F0F0F0F), high), 32)
@@ -58,7 +59,10 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; its scales begin at `scales[i]`."""
+    """Return weights 64 p to 64 p + 63 of the block at byte `at`, in four vectors.
+
+    The 16 products `d * scale` of the block begin at `scales[i]`.
+    """
     q = quants(blocks, at, p)
     i += 4 * p
     return (
@@ -77,7 +81,10 @@ panel = panel_by_parts(BLOCK_BYTES, scales_of, in_halves(quants), range(16), kin
 
 @inlined
 def put_scales(to: int, rows: Any, at: int) -> None:
-    """For the block at byte `at` of each of 8 rows, write the 16 products `d * scale` to address `to`."""
+    """For the block at byte `at` of each of 8 rows, write the 16 products `d * scale` to address `to`.
+
+    Product 0 of all rows is written first, then product 1 of all rows, and so on.
+    """
     first, second, third, fourth = words_of_rows(rows, at + SCALES)
     factor = halves_of_rows(rows, at + FACTOR)
     put_four_scales(to, first, factor)

@@ -5,22 +5,22 @@ are used: `RoundedMetalBackend` for `metal`, and `MlxBackend` for `cuda`.
 
 For up to eight tokens, a layer takes seven kernel launches: norm with q, k and v; norm and rotation of heads; write of
 keys and values; attention; output projection with residual; norm with gate, up and activation; down projection with
-residual. For more tokens, each of the two norms is a separate launch.
+residual. For more tokens, the norm before q, k and v and the norm before gate and up are separate launches.
 
-A row of the result has the same bits for any number of rows in the pass, and at any index in the pass, with the
-exceptions below:
+A row of the result has the same bits for any number of rows in the pass, and at any index in the pass, for these
+reasons:
 
 - Our kernels for products and for norms of whole rows have one order of summation over the columns
   (`kernels/metal/products.h.metal`).
 - Attention sums over keys in blocks counted from position 0 (`kernels/metal/attention.py`).
-- MLX multiplies experts, but only one row at a time.
+- MLX multiplies the matrices of experts with one row at a time.
 - MLX processes recurrent states one token at a time.
 - All other MLX operations work on one element or one row: biases, layer norms, norms of heads, activations without a
   gate, routing.
 
-In three cases MLX operations replace a kernel, and a row's bits may depend on the other rows (errors stay within the
-tolerance): for a head dim that the attention kernel does not support; for float matrices of fewer than 8 columns; and,
-with a warning, after the GPU has refused the kernel.
+There are three exceptions, in which MLX operations replace a kernel and a row's bits may depend on the other rows: a
+head dim that the attention kernel does not support; float matrices of fewer than 8 columns; and a kernel that the GPU
+has refused, which is reported by a warning. The relative error of logits stays at most 2e-5.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MetalBackend(ExecutorBackend):
     """
 
     fixes_bits = True
-    # The result of a matrix product of several tokens would depend on how a sequence is divided into passes.
+    # `state_space` processes one token at a time, so that results do not depend on how passes divide a sequence.
     space_tokens = 1
 
     def __init__(self, executor: ExecutorName) -> None:
@@ -125,15 +125,19 @@ class MetalBackend(ExecutorBackend):
         return y if linear.bias is None else y + linear.bias
 
     def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
-        """Norm whole rows in the order of summation of the fused kernels. MLX norms heads.
+        """Norm rows (T, D) with a kernel that sums in the same order as the fused kernels.
 
-        MLX also norms rows whose width is not a multiple of `BLOCK`: no quantised matrix has such an input.
+        MLX norms heads, whose arrays have three axes. MLX also norms rows whose width is not a multiple of `BLOCK`: no
+        quantised matrix has such an input, so no fused kernel norms such rows.
         """
         y = self.kernels.rms_norm(x, weight, eps) if x.ndim == 2 and x.shape[1] % BLOCK == 0 else None
         return super().rms_norm(x, weight, eps) if y is None else y
 
     def norm_project(self, x: Native, norm: Norm | None, projections: Sequence[Linear]) -> list[Native]:
-        """Use one kernel for the norm and three projections (q, k, v), else a kernel with the norm per projection."""
+        """For q, k and v, run one kernel with the norm and the three projections.
+
+        Otherwise, run one kernel per projection, each with the norm.
+        """
         if isinstance(norm, RMSNorm) and (weights := _split(projections)):
             if len(weights) == 3:
                 products = self.kernels.norm_qkv(x, norm, *weights)
@@ -220,13 +224,16 @@ class Places:
 
 
 def _whole(x: Native) -> Native:
-    """Return x as an `mx.array` if it is a `Half`, else unchanged. Do this for each item of a tuple or list."""
+    """Return x, as an `mx.array` if x is a `Half`. For a tuple or list, return a list of such results."""
     if isinstance(x, tuple | list):
         return [_whole(part) for part in x]
     return x.array() if isinstance(x, Half) else x
 
 
 def _split(linears: Sequence[Linear]) -> list[SplitMatrix]:
-    """Return the layers' matrices for a fused kernel; [] if a layer has a bias or a matrix that is not split."""
+    """Return the matrices of linear layers for a fused kernel.
+
+    Return [] if a layer has a bias, or if its matrix is not a `SplitMatrix`.
+    """
     are_split = all(isinstance(linear.weight, SplitMatrix) and linear.bias is None for linear in linears)
     return [linear.weight for linear in linears] if are_split else []

@@ -28,7 +28,8 @@ from mlx_engine.kernels.metal.layout import StoredMatrix
 from mlx_engine.kernels.metal.rows import TUNINGS, Tuning, default_tuning, k_split
 from mlx_engine.observe.log import LOGGER
 
-# The total bytes of the copies of a matrix. This is more than GPU caches hold, so every launch reads from memory.
+# The total bytes of the copies of a matrix, which launches read in turn. GPU caches hold less, so every launch reads
+# its copy from memory.
 COLD_BYTES = 256 << 20
 ROUNDS = 5
 # The share by which a tuning must be faster than the default tuning; smaller differences count as noise.
@@ -47,7 +48,8 @@ def fastest(samples: Mapping[Tuning, Sequence[float]], default: Tuning) -> Tunin
 def measured(kernel: Callable[..., Any], args: tuple[Any, ...], tunings: Sequence[Tuning]) -> dict[Tuning, list[float]]:
     """Return `ROUNDS` timings for each tuning that the GPU accepts, in seconds per launch with uncached weights.
 
-    If a launch's output is wide enough, the next launch reads it, as in a model, so that the two cannot overlap.
+    If a launch's output is wide enough, the next launch reads this output, as in a model, so that the two launches
+    cannot overlap.
     """
     sets = cold_sets(args)
     samples: dict[Tuning, list[float]] = {}
@@ -72,7 +74,7 @@ def measured(kernel: Callable[..., Any], args: tuple[Any, ...], tunings: Sequenc
 
 
 def cold_sets(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return `args`, and copies of `args` with new matrices, until all their matrices have `COLD_BYTES` together."""
+    """Return `args` and copies of it, whose matrices have at least `COLD_BYTES` in total. Only matrices are copied."""
     nbytes = sum(a.nbytes for a in args if isinstance(a, StoredMatrix))
     sets = [args]
     for _ in range(-(-COLD_BYTES // nbytes) - 1):
@@ -108,12 +110,12 @@ SPLIT = ("matvec", "project_add")
 
 
 def candidates(split: int) -> list[Tuning]:
-    """Return the tunings whose `simdgroups` is a multiple of `split`: that many SIMD-groups share a row."""
+    """Return the possible tunings if `split` SIMD-groups share a row: `simdgroups` must be a multiple of `split`."""
     return [tuning for tuning in TUNINGS if tuning.simdgroups % split == 0]
 
 
 class Tuner:
-    """The tunings of one chip, by kernel and shape, read from a file, or measured if the file has none.
+    """Tunings of one chip. They are read from a file; a tuning that the file does not have is measured.
 
     Entries of the file with another `identity` (chip, versions) are ignored. If the file cannot be read or written,
     every process measures the tunings again.
@@ -141,7 +143,7 @@ class Tuner:
             LOGGER.log(logging.WARNING, "measuring the fastest settings for this GPU, once; kept in %s", self.file)
         default = default_tuning(sum(w.shape[0] for w in weights), 1)
         samples = measured(kernel, args, candidates(split))
-        if not samples:  # refused with every tuning: do not store the default
+        if not samples:  # the GPU refuses every tuning: do not store the default
             return default
         chosen = fastest(samples, default)
         LOGGER.log(
@@ -151,7 +153,7 @@ class Tuner:
         return chosen
 
     def remembered(self, key: str) -> Tuning | None:
-        """Return the tuning in the file, or None if it is missing or invalid."""
+        """Return the tuning that the file has for a key, or None if the tuning is missing or invalid."""
         try:
             rows, simdgroups = self._read()[self.identity][key]
             return Tuning(rows, simdgroups)
@@ -180,7 +182,7 @@ class Tuner:
 
 
 def tuner(executor: ExecutorName) -> Tuner | None:
-    """Return the tuner of this machine's GPU; None if tuning is off, and for the emulator."""
+    """Return the tuner of this machine's GPU; None for the emulator, or if tuning is off."""
     if executor == "emulator" or os.environ.get(VARIABLE) == "off":
         return None
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises

@@ -169,7 +169,7 @@ def loaded(load: Callable[[], Engine], clock: Clock = time.perf_counter) -> tupl
 def measured(
     engine: Engine, settings: Settings, limits: Limits | None, progress: Announce, clock: Clock = time.perf_counter
 ) -> list[Round]:
-    """Run the rounds, with a sample of the machine's limits between all runs."""
+    """Run the rounds (a plain run and a profiled run each), and sample the machine's limits between all runs."""
     title = f"{settings.test.name} on {engine.backend.name}"
     return measure(
         engine, settings.test, settings.repetitions, budget=settings.budget, clock=clock,
@@ -219,7 +219,7 @@ def summed(
 
 
 def timing(loads: Sequence[dict[str, float]], rounds: Sequence[Round]) -> dict[str, dict[str, float | int]]:
-    """Return the spread of user-visible times in milliseconds, from plain runs."""
+    """Return the spread of user-visible times in milliseconds: of the loads, and of passes in plain runs."""
     runs = [round_.plain for round_ in rounds]
     samples = {name: [phases[name] * 1e3 for phases in loads] for name in ("load", "warm_up")}
     samples["first_token"] = [run.passes[0] * 1e3 for run in runs]
@@ -233,7 +233,7 @@ def timing(loads: Sequence[dict[str, float]], rounds: Sequence[Round]) -> dict[s
 
 
 def step(rounds: Sequence[Round], index: int) -> dict[str, float]:
-    """Return the median milliseconds of pass `index` over all rounds: of each profiled phase, and of the plain pass."""
+    """For pass `index`, return median milliseconds: of each phase in profiled runs, and of the pass in plain runs."""
     taken = [phases(round_.profiled[index]) for round_ in rounds]
     plain = statistics.median(round_.plain.passes[index] for round_ in rounds) * 1e3
     return {"step": index, **{k: statistics.median(row[k] for row in taken) for k in taken[0]}, "plain": plain}
