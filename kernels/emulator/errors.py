@@ -39,7 +39,7 @@ class MemoryFaultError(EmulatorError):
 
     Attributes:
         seen: how the access was found. "at once": by a fault in an unmapped page. "afterwards": by changed bytes beside
-            an array. "exactly": in the build "races", which checks every access.
+            an array. "exactly": by the checks of every access that the build "races" compiles into the kernel.
     """
 
     seen: Literal["at once", "afterwards", "exactly"] = "at once"
@@ -73,11 +73,16 @@ class OrderError(EmulatorError):
 
 
 def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -> EmulatorError:
-    """Return `error`, or the error that caused it: an index beyond a private array. `build` is the build of the run.
+    """Return the error that caused `error`, if this is an index beyond a private array; otherwise return `error`.
 
-    Only the build "undefined" checks indices of private arrays (variables of a thread). In other builds, a write beyond
-    a private array damages other variables, and `error` may be a consequence. So the run is repeated in "undefined".
-    `repeat` runs the kernel in the build with the given name.
+    A build is the kernel compiled with some of the checks. Only the build "undefined" checks indices of private arrays
+    (variables of a thread). In other builds, a write beyond a private array damages other variables, and `error` may be
+    a consequence. So the run is repeated in "undefined".
+
+    Args:
+        error: the error of the run.
+        build: the name of the build that was run.
+        repeat: a function that runs the kernel again, in the build with the given name.
     """
     if build == "undefined" or not error.findings or isinstance(error, HangError | RaceError):
         return error
@@ -109,9 +114,10 @@ class Finding:
     """A mistake, or a note about a possible mistake.
 
     Attributes:
-        kind: "fault", "race", "divergence", "undefined", "tensor", "hang" or "stopped"; for notes "same value",
-            "truncation", "unwritten" (a read of memory that no thread has written), "not written" (elements of an
-            output that no thread has written), "shifted", "writer", "barrier" or "address space".
+        kind: "fault", "race", "divergence", "undefined", "tensor", "hang" or "stopped" (interrupted); for notes
+            "same value", "truncation", "unwritten" (a read of memory that no thread has written), "not written"
+            (elements of an output that no thread has written), "shifted" (a shift operation that reads an inactive
+            lane), "writer" (which thread wrote an element), "barrier" or "address space".
         is_note: whether this is only a possible mistake, so that the kernel may be right.
         text: the description, several lines.
         place: the first thread and line with this mistake.
@@ -130,7 +136,7 @@ class Finding:
         return self.text + (f"\n  ({self.times:,} times in this run)" if self.times > 1 and self.is_note else "")
 
 
-# Kinds of findings, from causes to consequences: an access out of bounds may be the cause of all others.
+# Kinds of findings, causes before consequences: an access out of bounds may be the cause of all other findings.
 _CAUSES_FIRST = ("fault", "race", "divergence", "unwritten", "undefined")
 
 
@@ -142,12 +148,15 @@ def severity(finding: Finding | None) -> int:
 
 
 def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings, merging those of one kind at one line, or of one kind and text if the line is unknown."""
+    """Return the findings, with all findings of the same kind at the same line merged into one.
+
+    If the line is unknown, merge the findings of the same kind with the same text.
+    """
     first: dict[object, Finding] = {}
     for one in findings:
         other = one.other and (one.other.file, one.other.line)
         what = one.text if one.place.file is None else ""
-        if one.kind == "not written":  # one finding per output, also if its shape differs between calls
+        if one.kind == "not written":  # merge all findings on the same output, even if its shape differs between calls
             what = one.text.partition(" elements ")[2].partition(" were ")[0]
         key = (one.kind, one.place.file, one.place.line, other, what)
         first[key] = replace(first[key], times=first[key].times + one.times) if key in first else one
@@ -155,7 +164,7 @@ def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def message(kernel: str, findings: Sequence[Finding]) -> str:
-    """Return the text of an error: the first finding, then the others."""
+    """Return the text of an error: the first finding, then at most `SHOWN` others."""
     first, *others = findings
     lines = [f"kernel '{kernel}': {first.text}"]
     lines += [f"also: {one.text}" for one in others[:SHOWN]]

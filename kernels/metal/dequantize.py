@@ -1,6 +1,7 @@
 """Expand a whole quantised matrix to floats, for use outside of the engine, which multiplies quants directly.
 
-For fewer than a few hundred vectors, a product with the expanded matrix is slower: floats take more memory traffic.
+For fewer than a few hundred vectors, multiplying by the expanded matrix is slower than multiplying by the quants,
+because more bytes are read.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def dequantize(weight: StoredMatrix, dtype: mx.Dtype = mx.float32) -> mx.array:
     """Return the weights (N, K) in float32, as the format defines them, or rounded from float32 to float16.
 
     Raises:
-        ValueError: `dtype` is another type.
+        ValueError: `dtype` is neither float32 nor float16.
     """
     if dtype not in (mx.float16, mx.float32):
         raise ValueError(f"dequantize: expected float16 or float32, found {dtype}")
@@ -49,6 +50,6 @@ dequantize_q8_0 = dequantize
 
 
 def reference(weight: StoredMatrix, dtype: mx.Dtype = mx.float32) -> Expected:
-    """Return the expected result, which must be bit-identical."""
+    """Return the expected result; the kernel's result must be bit-identical."""
     weights = expanded(weight).astype(np.float16 if dtype == mx.float16 else np.float32)
     return Expected(weights.astype(np.float64), np.zeros(weight.shape))

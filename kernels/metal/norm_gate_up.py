@@ -43,7 +43,8 @@ def norm_gate_up(
         up: (N, K); its stored type may differ from that of `gate`.
         activation: SiLU, or the tanh form of GELU.
         factors: (V,) float32, returned by `norm_rows` together with x; if None, this kernel computes the norm.
-        tuning: changes no bits, see `Tuning`.
+        tuning: how the work is divided among threads (`Tuning`), which changes no bits of the result; None for the
+            default.
 
     Raises:
         ValueError: an array or a matrix has a wrong shape or type, or the activation is unknown.
@@ -54,8 +55,8 @@ def norm_gate_up(
     V = arguments.normed_vectors("norm_gate_up", x, norm_weight, K, factors)
     arguments.same("norm_gate_up", "rows of up", up.shape[0], N)
     arguments.same("norm_gate_up", "columns of up", up.shape[1], K)
-    # The tuning is that of 2 N rows, because there are two matrices. For more than 8 vectors, `default_tuning` would
-    # return four rows per lane instead of two, which would take too many registers for two matrices.
+    # The default tuning is that of a matrix of 2 N rows, because there are two matrices. More than 8 vectors get the
+    # tuning of 8, two rows per lane: four rows per lane, as for one matrix, would take too many registers.
     g = geometry((N,), V, tuning or default_tuning(2 * N, min(V, MOST_VECTORS)))
     normed = x, norm_weight, arguments.constants(eps), arguments.factors(factors)
     (y,) = launch(
@@ -89,16 +90,17 @@ def reference(
 ) -> Expected:
     """Return the expected result in float64, with the error bound.
 
-    Both activations of a gate value a are `a / (1 + exp(-z))`: z is a for SiLU, a polynomial of a for GELU. Their slope
-    is at most 1.13, which multiplies an error of a. The result has these roundings, of `EPSILON` each:
+    The gate product is called a. Both activations are `a / (1 + exp(-z))`: z is a for SiLU, a polynomial of a for GELU.
+    Their slope is at most 1.13, so an error of a grows at most by this factor. The result has these roundings, of
+    `EPSILON` each:
 
     - 8 of exp, which is exact to 4 units in the last place
     - 1 of the sum `1 + exp(-z)`
     - 1 of the division
     - 1 of the product with up
 
-    The sum is 11; the bound allows 12. For GELU, z has 4 roundings. They change exp(-z) by `4 |z|` roundings, and the
-    result by at most `4 * 0.28` roundings of `a * up`, because `|z| / (1 + exp(|z|))` is at most 0.28.
+    These are 11 roundings; the bound allows 12. For GELU, z has 4 roundings. They change exp(-z) by `4 |z|` roundings,
+    and the result by at most `4 * 0.28` roundings of `a * up`, because `|z| / (1 + exp(|z|))` is at most 0.28.
     """
     a, a_bound = normed_products(x, norm_weight, eps, gate, factors)
     b, b_bound = normed_products(x, norm_weight, eps, up, factors)

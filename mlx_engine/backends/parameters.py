@@ -27,7 +27,7 @@ class LazyToken:
     """A chosen token of a lazy backend, whose id has not been computed yet. It is opaque, like `Array`."""
 
 
-# Operations accept both forms of a token. `Backend.token_id` waits for the id and returns the int.
+# Operations accept a token as an id or as a `LazyToken`; `Backend.token_id` waits for the id and returns it.
 Token: TypeAlias = int | LazyToken
 
 # "gelu" is the tanh form of GELU, "gelu_erf" the form with the error function, "relu2" the square of ReLU.
@@ -78,7 +78,7 @@ class LowRank(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """`x @ weight.T + bias`: `weight` is an (N, K) matrix, prepared by `Backend.prepare`; bias is (N,) or None.
+    """`x @ weight.T + bias`: `weight` is an (N, K) matrix, prepared by `Backend.prepare`; `bias` is (N,) or None.
 
     Attributes:
         is_partial: whether this process has only some columns of the matrix. The product is then a partial sum, which
@@ -95,7 +95,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """How attention computes its scores: `score = scale * (query . key)`, with an optional soft cap.
+    """How attention computes its scores: `score = scale * (query . key)`, optionally with a soft cap and sinks.
 
     Attributes:
         softcap: if given, each score becomes `softcap * tanh(score / softcap)`.
@@ -113,7 +113,7 @@ class Growth(NamedTuple):
 
     Attributes:
         length: the number of successive positions with the same factor.
-        first: the number of the first position in the formula: 0 or 1.
+        first: 0 or 1: the number with which the formula begins to count positions.
     """
 
     beta: float
@@ -135,7 +135,7 @@ class Rope:
 
     Attributes:
         lengths: for each pair, a factor of its cosine and sine; None if all factors are 1.
-        growth: a factor of queries, but not of keys, that depends on the position; None if it is always 1.
+        growth: a factor, which depends on the position, for queries but not for keys; None if it is always 1.
     """
 
     frequencies: tuple[float, ...]
@@ -150,12 +150,12 @@ class Rope:
 
     @classmethod
     def plain(cls, head_dim: int, theta: float, factor: float = 1.0) -> Rope:
-        """Return a `Rope` with frequencies `theta ** (-2j / head_dim) / factor`: "linear" scaling by `factor`."""
+        """Return a `Rope` with frequencies `theta ** (-2j / head_dim) / factor`; a `factor` is "linear" scaling."""
         return cls(tuple(theta ** (-2 * j / head_dim) / factor for j in range(head_dim // 2)))
 
     @cached_property
     def keys(self) -> Rope:
-        """The rotary embedding of keys: this one without `growth`."""
+        """The rotary embedding of keys, which has no `growth`."""
         return self if self.growth is None else replace(self, growth=None)
 
 
@@ -205,8 +205,8 @@ class DeltaNet:
     """A token mixer (in place of attention) with the gated delta rule, as in Qwen3-Next.
 
     Attributes:
-        projections: four linear layers: to queries, keys and values together; to the output gate; to beta; to the time
-            step.
+        projections: four linear layers. The first computes queries, keys and values, the second the output gate, the
+            third beta, the last the time step.
         conv: the convolution of queries, keys and values.
         norm: the norm of each head's output, before the gate.
         state: the shapes of the two arrays of the layer's state: the convolution's last inputs, (W - 1, C), and the
@@ -257,7 +257,7 @@ class Mamba2:
         norm_groups: the number of column groups that `norm` norms separately.
         state: the shapes of the two arrays of the layer's state: the convolution's last inputs, (W - 1, channels), and
             the matrices, (H, N, P).
-        scales: the factors of the gate and of the time step, which are multiplied after the projection.
+        scales: the factors by which the projected gate and the projected time step are multiplied.
     """
 
     projection: Linear

@@ -1,8 +1,8 @@
 """Compare measurements: two files of `bench`, or two bottleneck reports of the same model and machine.
 
 A factor is the old time divided by the new time, so above 1 means faster. The note "within the spread" means that the
-difference may be noise, because the ranges of both measurements overlap. A range is from the minimum to the maximum of
-the samples; in reports, from the first to the third quartile.
+difference may be noise, because the ranges of both measurements overlap. In files of `bench`, a range is from the
+minimum to the maximum of the samples; in reports, from the first to the third quartile.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ from mlx_engine.bench.tables import Key, Row, aligned, content, figure, millisec
 from mlx_engine.errors import FormatError, OptionError, is_number
 
 HEAD = ("component", "old ms", "new ms", "factor", "note")
-# If the old or the new time has only one sample, a slowdown below this factor counts as noise.
+# If the old or the new time has only one sample, a slowdown by at most this factor counts as noise.
 NOISE = 1.05
 
 
 def once(name: str, old: Sequence[Row], new: Sequence[Row]) -> list[str] | None:
-    """Compare the times of `load` or `warm_up`, each of which runs once before the measurements."""
+    """Return a line that compares the times of `load` or `warm_up`, which run once, before the measurements.
+
+    Return None if one of the files has no such time.
+    """
     before, after = ([row[f"{name}_s"] * 1e3 for row in rows if is_number(row.get(f"{name}_s"))] for rows in (old, new))
     return _line(name.replace("_", "-"), before, after) if before and after else None
 
 
 def timing(old: Row, new: Row) -> list[str]:
-    """Compare the milliseconds of a prefill or, if tokens are generated, per token of prompt and answer."""
+    """Return a line that compares the milliseconds of a prefill.
+
+    If tokens are generated, compare the milliseconds per token, counting the tokens of prompt and answer.
+    """
     n = 1 if not new["n_gen"] else new["n_prompt"] + new["n_gen"]
     title = f"prefill, {new['test']}" if not new["n_gen"] else f"per token, {new['test']}"
     times = [[seconds * 1e3 / n for seconds in row["samples_s"]] for row in (old, new)]
@@ -75,7 +81,7 @@ def _named(found: Any) -> dict[str, float | None]:
 
 
 def _shared(line: list[str], new: dict[str, float | None], whole: float | None) -> list[str]:
-    """Insert a component's share of the new pass, which takes `whole` ms, into its line."""
+    """Insert a component's share of the new pass, which takes `whole` ms, into the component's line."""
     ms = new.get(line[0])
     return [*line[:-1], "-" if not ms or not whole else f"{ms / whole:.1%}", line[-1]]
 
@@ -149,7 +155,7 @@ def _name(key: Key) -> str:
 
 
 def _section(group: Key, pairs: Sequence[tuple[Row, Row]]) -> Iterable[str]:
-    """Yield the comparison of tests with the same model, backend and options: a table of times, then each profile."""
+    """Yield the comparison of tests with the same model, backend and options: a table of times, then the profiles."""
     lines = [once(name, [pair[0] for pair in pairs], [pair[1] for pair in pairs]) for name in ("load", "warm_up")]
     lines += [timing(old, new) for old, new in pairs]
     yield f"## {_name(group)}"
@@ -165,7 +171,7 @@ def _section(group: Key, pairs: Sequence[tuple[Row, Row]]) -> Iterable[str]:
 Report = dict[str, Any]
 
 KIND = "bottlenecks"
-# Fields that must be equal in two reports, so that they can be compared.
+# Reports can be compared if these fields are equal.
 SAME = {
     "model": ("architecture", "parameters", "layers", "width", "vocabulary"),
     "machine": ("processor", "cores"),
@@ -196,7 +202,7 @@ def read_report(path: Path) -> Report:
 
 
 def _operations_of(report: Report, path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the spread of every operation."""
+    """Yield the name and the measured milliseconds (median and quartiles) of every operation; check the lists."""
     for name, phase in report["phases"].items():
         ops = phase.get("operations") if isinstance(phase, dict) else None
         if not isinstance(ops, list) or not all(isinstance(op, dict) and isinstance(op.get("role"), str) for op in ops):
@@ -217,12 +223,13 @@ CHANGED = {
     "settings": ("quant", "quant_min_dim", "quant_layers"),
     "machine": ("system",),
 }
-# An operation is left out if it takes, in both reports, less than this share of all operations of the new report.
+# An operation is left out if its time in both reports is less than this share of the time of all operations in the new
+# report.
 SMALL = 0.005
 
 
 def differences(old: Report, new: Report, names: dict[str, tuple[str, ...]]) -> list[str]:
-    """Return the fields that differ, as "layers 12 -> 26"."""
+    """Return the fields that differ, as "layers 12 -> 26". `names` maps each part of a report to its fields."""
     pairs = [(name, old[part].get(name), new[part].get(name)) for part, keys in names.items() for name in keys]
     pairs = [(name, printable(str(before)), printable(str(after))) for name, before, after in pairs if before != after]
     return [f"{name.replace('_', ' ')} {before[:40]} -> {after[:40]}" for name, before, after in pairs]
@@ -240,7 +247,7 @@ def refuse(old: Report, new: Report) -> None:
 
 
 def section(old: Report, new: Report) -> str:
-    """Return the comparison as Markdown."""
+    """Return the comparison of two reports as Markdown."""
     other, changed = differences(old, new, SAME), differences(old, new, CHANGED)
     lines = [f"- old: commit {printable(str(old.get('commit') or 'unknown'))}, {printable(str(old.get('time')))}"]
     lines += [f"- **not the same**: {', '.join(other)}; the factors mean little"] if other else []
@@ -274,7 +281,7 @@ def _operations(old: Report, new: Report) -> list[list[str]]:
 
 
 def line(title: str, old: Report, new: Report) -> list[str]:
-    """Return a line with old and new medians and the speedup factor."""
+    """Return a line with old and new medians, the speedup factor and a note."""
     before, after = old["median"], new["median"]
     overlap = old["q1"] <= new["q3"] and new["q1"] <= old["q3"]
     note = "within the spread" if overlap else "slower" if after > before else ""

@@ -33,7 +33,7 @@ from mlx_engine.observe import log
 from mlx_engine.quant.types import BF16, F32, Q8_0, GGMLType
 from mlx_engine.quant.weight import Weight
 
-# The random values of a folder's tensors are made and written in pieces of this many values.
+# The random values of a folder's tensors are drawn and written in pieces; this is the number of values in a piece.
 PIECE = 1 << 20
 # The standard deviation of quants that are uniform from -127 to 127.
 QUANTS_STD = 73.6
@@ -49,7 +49,7 @@ class RandomTensor:
     """A tensor of random values, normally distributed with `mean` and `std`, with two exceptions.
 
     With `is_decay`, values are uniform between -2 and -0.01, like the tensor `ssm_a` of a gated delta network or a
-    Mamba2 mixer. Values of Q8_0 have mean 0 and the given `std`; their quants are uniform from -127 to 127, because
+    Mamba2 mixer. Q8_0 tensors have mean 0 and the given `std`, but their quants are uniform from -127 to 127, because
     uniform numbers are faster to draw.
     """
 
@@ -207,7 +207,7 @@ class Qwen3Shape(Shape):
 
 @dataclass(frozen=True)
 class Qwen35Shape(Qwen3Shape):
-    """Sizes of a dense Qwen3.5; its delta networks have as many key heads as value heads."""
+    """Sizes of a dense Qwen3.5. Its gated delta networks have the same number of key heads and value heads."""
 
     n_delta_heads: int
     delta_head_dim: int
@@ -277,7 +277,7 @@ class Qwen35NextShape(Qwen35Shape):
 
 @dataclass(frozen=True)
 class Qwen3MoeShape(Qwen3Shape):
-    """Sizes of a Qwen3-MoE with an untied head. No layer is dense, so `intermediate_size` is the size of no tensor."""
+    """Sizes of a Qwen3-MoE with an untied head. No layer is dense, so no tensor has the size `intermediate_size`."""
 
     n_experts: int
     n_experts_used: int
@@ -304,15 +304,15 @@ class Qwen3MoeShape(Qwen3Shape):
         yield matrix(f"{at}ffn_down_exps", X, D, F, gain=0.3)
 
     def drawn(self) -> Sequence[Weight | RandomTensor]:
-        return list(self.tensors())  # the values of all tensors together may not fit into memory
+        return list(self.tensors())  # no values yet: those of all tensors together may not fit into memory
 
 
 @dataclass(frozen=True)
 class DeepSeek2Shape(Qwen3MoeShape):
     """Sizes of a DeepSeek-V2, with YaRN and a dense first layer.
 
-    Queries are computed from a latent vector, unlike in DeepSeek-V2-Lite, because llama.cpp loads models without this
-    vector only if they have 26 or 27 layers. `head_dim` is the size of a value head, and of a key head without its
+    Unlike in DeepSeek-V2-Lite, queries are computed from a latent vector: llama.cpp loads a model without this vector
+    only if it has 26 or 27 layers. `head_dim` is the size of a value head, and of a key head without its
     rotated part.
     """
 
@@ -427,7 +427,7 @@ class NemotronHShape(Qwen3Shape):
 
 
 class FolderShape(Shape):
-    """The shape of a model whose checkpoint is a folder; all its tensors have one type."""
+    """The shape of a model whose checkpoint is a folder; all tensors have the same type, `type`."""
 
     type: GGMLType
 
@@ -476,7 +476,7 @@ class GPT2Shape(FolderShape):
     type: GGMLType = F32
 
     def config(self) -> dict[str, Any]:
-        """Return the contents of config.json: these sizes, else the values of openai-community/gpt2."""
+        """Return the contents of config.json: these sizes, and the other values of openai-community/gpt2."""
         return {
             "activation_function": "gelu_new",
             "architectures": ["GPT2LMHeadModel"],
@@ -533,7 +533,7 @@ class Gemma3Shape(FolderShape):
     type: GGMLType = BF16
 
     def config(self) -> dict[str, Any]:
-        """Return the contents of config.json: these sizes, else the values of google/gemma-3-1b-it."""
+        """Return the contents of config.json: these sizes, and the other values of google/gemma-3-1b-it."""
         return {
             "architectures": ["Gemma3ForCausalLM"],
             "bos_token_id": 2,
@@ -628,11 +628,12 @@ def tokenizer_json(size: int) -> dict[str, Any]:
 
 SHAPES: dict[str, Shape] = {
     "qwen3-0.6b": Qwen3Shape(28, 1024, 3072, 16, 8, 128, 151_936, 40_960, 1e6),
-    # A twelfth of the layers and of the vocabulary of Qwen3 30B-A3B, so that the head has the same share of the work.
+    # A twelfth of the layers and of the vocabulary of Qwen3 30B-A3B, so that the head's share of the work is the same.
     "qwen3-30b-a3b": Qwen3MoeShape(4, 2048, 6144, 32, 4, 128, 12_672, 40_960, 1e6, 128, 8, 768),
     "qwen3.5-0.8b": Qwen35Shape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
     "qwen3.5-0.8b-mtp": Qwen35NextShape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
-    # 4 of 27 layers of DeepSeek-V2-Lite, and 4 of 52 of Nemotron-H 8B; the vocabularies are cut by the same factors.
+    # 4 of the 27 layers of DeepSeek-V2-Lite, and 4 of the 52 layers of Nemotron-H 8B; the vocabularies are cut by the
+    # same factors.
     "deepseek-v2-lite-4": DeepSeek2Shape(
         4, 2048, 10_944, 16, 1, 128, 15_168, 163_840, 1e4, 64, 6, 1408, n_shared=2, q_latent=768, latent=512,
         rope_dim=64,
@@ -644,12 +645,12 @@ SHAPES: dict[str, Shape] = {
     "gpt2": GPT2Shape(12, 768, 12, 50_257, 1024),
     "gemma3-1b": Gemma3Shape(26, 1152, 6912, 4, 1, 256, 262_144, 32_768, 512),
 }  # fmt: skip
-# The folder of `not_kept`; None outside its context.
+# The temporary folder of `not_kept`; None outside this context.
 _temporary: Path | None = None
 
 
 def shape_path(name: str, progress: Progress | None = None) -> Path:
-    """Return the path of a shape's checkpoint. If there is none, write one first, and print its path if it is kept.
+    """Return the path of a shape's checkpoint. If there is none, write it; outside `not_kept`, also print its path.
 
     Raises:
         SourceError: there is no such shape, or its checkpoint cannot be written.
@@ -676,7 +677,7 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
 
 @contextlib.contextmanager
 def not_kept() -> Iterator[None]:
-    """Return a context in which new checkpoints are written to a temporary folder, which is deleted at the end.
+    """Return a context that writes new checkpoints to a temporary folder, and deletes the folder at the end.
 
     If this process is killed, the next process that uses a shape removes the temporary folder.
 

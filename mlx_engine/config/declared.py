@@ -15,16 +15,17 @@ from typing import Any, ClassVar, Literal, ParamSpec, TypeAlias, TypeVar
 from mlx_engine.config.settings import HARMLESS, HARMLESS_IN_GGUF, MOST_LAYERS, REQUIRED, Settings
 
 Naming: TypeAlias = Literal["gguf", "hf"]
-# Where a setting is stored: a key, or (key, default); None if this kind of file has no key. The default is a value, or
-# a function of the fields that were read before. A key without a default is required.
+# Where one kind of file (GGUF or config.json) stores a setting: a key, or (key, default); None if this kind of file has
+# no key for it. The default is a value, or a function of the fields that were read before. A key without a default is
+# required.
 Where: TypeAlias = str | tuple[str, object] | None
 # A function of a field's value and the fields that were read before. It returns None if the value is valid, or else a
 # description of the valid values.
 Condition: TypeAlias = Callable[[Any, Any], str | None]
 
 SETTING = "setting"
-# The relative tolerance in comparisons of floats, because programs compute the same setting by formulas that round
-# differently.
+# The relative tolerance in comparisons of floats. It is needed because programs compute the same setting by formulas
+# that round differently.
 CLOSE = 1e-6
 
 C = TypeVar("C", bound="ConfigBase")
@@ -99,7 +100,7 @@ class ActivationKey(Setting):
 
     Attributes:
         words: maps each word in config.json to the activation's name in this engine; the first word is the default.
-        gguf: the name of the activation that llama.cpp computes. It holds for all GGUF files, which have no key for it.
+        gguf: the name of the activation for all GGUF files, which have no key for it: the one that llama.cpp computes.
         hf: the key in config.json.
     """
 
@@ -133,7 +134,7 @@ class Expected:
 
     Attributes:
         gguf: maps each GGUF key to the implemented value, a tuple of implemented values, or a function of (settings,
-            key, config) that checks the setting. Without a function, the key may be absent from the file.
+            key, config) that checks the setting. Unless a function requires it, the key may be absent from the file.
         hf: the same for the keys of config.json.
         harmless: keys of config.json that do not affect the forward pass, whatever their value.
     """
@@ -179,7 +180,7 @@ class ConfigBase:
 
     @classmethod
     def read(cls: type[C], s: Settings, naming: Naming, n_embeddings: int = 1) -> C:
-        """Read the fields in their order; raise UnsupportedConfigError for a wrong setting or one that no field reads.
+        """Read the fields in their order; raise UnsupportedConfigError for a wrong or an undeclared setting.
 
         Args:
             s: for "gguf", the metadata without the architecture's prefix; for "hf", config.json.
@@ -251,7 +252,7 @@ def declared(setting: Setting, *, compare: bool = True) -> Any:
 
 
 def declares(setting: Callable[P, Setting]) -> Callable[P, Any]:
-    """Return a function that declares a field. It takes the arguments of the class `setting`, and makes the setting."""
+    """Return a function that declares a field with a setting of the class `setting`; it has this class's arguments."""
     return lambda *args, **kwargs: declared(setting(*args, **kwargs))
 
 
@@ -293,9 +294,9 @@ def flag(gguf: Where, hf: Where) -> Any:
 
 
 def said(hf: Where) -> Any:
-    """Declare a flag of config.json that says whether files have certain tensors.
+    """Declare a flag that tells whether files have certain tensors: the rows with this field's name in `Row.when`.
 
-    GGUF has no key for the flag: it is set if the file has the tensors whose `Row.when` (`weights/table.py`) names it.
+    GGUF has no key for the flag. For a GGUF file, `said_by_tensors` (`weights/table.py`) sets it if the tensors exist.
     """
     return flag(None, hf)
 
@@ -313,7 +314,7 @@ WIDEST_HEAD = 65_536
 
 
 def n_embeddings(known: Any) -> int:
-    """Return a default: the number of rows of the embedding table."""
+    """Return the default vocabulary size: the number of rows of the embedding table."""
     return int(known.n_embeddings)
 
 
@@ -355,9 +356,12 @@ def rotated_heads(
     *,
     partly: bool = False,
 ) -> Any:
-    """Declare the field `head_dim` of a model with RoPE, with its default in config.json (`usual`) and in GGUF files.
+    """Declare the field `head_dim` of a model with RoPE.
 
-    `partly`: whether RoPE may rotate only a part of each head.
+    Args:
+        usual: the default in config.json.
+        in_gguf: the default in GGUF files.
+        partly: whether RoPE may rotate only a part of each head.
     """
     repeated = ("attention.value_length",) if partly else ("attention.value_length", "rope.dimension_count")
     return whole(("attention.key_length", in_gguf), ("head_dim", usual), repeated=repeated, condition=halves)
@@ -369,7 +373,7 @@ def partly_rotated_heads(usual: int | Callable[[Any], int] = per_head) -> Any:
 
 
 def convolves(n_tokens: int, known: Any) -> str | None:
-    """Check that a convolution reads at least 2 tokens, because its state keeps `n_tokens - 1` tokens."""
+    """Check that a convolution reads at least 2 tokens: its state, `n_tokens - 1` tokens, must not be empty."""
     return None if n_tokens >= 2 else "2 or more tokens"
 
 
@@ -384,5 +388,5 @@ def same_as(name: str) -> Callable[[Settings, str, Any], object]:
 
 
 def stated(value: str) -> Callable[[Settings, str, Any], object]:
-    """Return a function that checks that a setting is present and has this value, not transformers' default."""
+    """Return a function that checks that a setting is present and has this value; an absent key means another."""
     return lambda s, key, config: s.choice(key, REQUIRED, value)

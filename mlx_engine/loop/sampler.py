@@ -33,7 +33,8 @@ class Choice:
 
     Attributes:
         token: the token, as `Backend.embed` accepts it.
-        logits: (R, V), the rows from which the tokens of a pass were chosen, before processors edit them.
+        logits: (R, V), the rows from which the tokens of a pass were chosen, not edited by processors.
+        position: the position of the token in its sequence.
         row: the index of the row of `logits` from which the token was chosen.
         whole: whether the row has all logits. If not, another rank (process) has sent only the largest logits, which
             suffice for the choice.
@@ -63,8 +64,8 @@ class Sampler:
         is_constrained: whether there is a constraint.
         is_checked: whether the token is first chosen without a mask. A mask is then computed only if the constraint
             does not allow this token, which is rare. True for greedy sampling with a constraint on an eager backend,
-            if there are no biases, penalties, processors and log-probabilities (`TokenLogprobs.allowed` needs the
-            mask). A lazy backend would have to wait for the token's id.
+            if there are no biases, no penalties, no processors and no log-probabilities (`TokenLogprobs.allowed` needs
+            the mask). False on a lazy backend, where this check would have to wait for the token's id.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Sampler:
         return Draw(self._sampling, self._recent, u, self._n_prompt, self._mask)
 
     def guess(self, ids: Sequence[Token], n_vocabulary: int) -> Draw:
-        """Return the inputs with which a drafter should choose the token after the settled tokens and its own `ids`.
+        """Return the inputs with which a drafter should choose the token after the settled tokens and proposed `ids`.
 
         The inputs include the random number with which this sampler will choose the token at the same position, but no
         mask and no processors. So a drafter with nearly the model's probabilities mostly chooses the same token. Ids
@@ -230,7 +231,7 @@ class Sampler:
         return token_logprobs(self._backend, row, chosen, n_top, self._settled.mask)
 
     def probability(self) -> float | None:
-        """Return the model's probability of the last id, before any sampling option; None before the first id."""
+        """Return the model's probability of the last settled token, before any sampling option; None without one."""
         return None if self._settled is None else math.exp(self.logprobs().logprob)
 
 
@@ -255,8 +256,8 @@ def random_number(seed: int, position: int, choice: int = 0) -> float:
 class Processors:
     """The user's functions in a run: processors, in order, and a sampler function.
 
-    Each function is called once for each token of an answer, with the ids of all earlier tokens and a copy of the
-    logits for this token.
+    For each token of an answer, each function is called once, with the ids of all earlier tokens and a copy of this
+    token's logits.
     """
 
     def __init__(self, processors: Sequence[Processor], sampler: Processor | None) -> None:

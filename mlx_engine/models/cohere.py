@@ -33,7 +33,7 @@ class Config(llama.Config):
         gguf={"attention.causal": True, "rope.scaling.type": "none"},
         # Command R+ is refused: its norms of queries and keys have different weights for each head.
         hf={"hidden_act": "silu", "mlp_bias": False, "use_qk_norm": False},
-        # transformers reads `max_position_embeddings` in place of this key.
+        # transformers reads `max_position_embeddings`, and not this key.
         harmless=("model_max_length",),
     )
 
@@ -66,7 +66,7 @@ class LocalConfig(Config):
 
 LOCAL_TENSORS = {
     **TENSORS,
-    # In some folders, norms have biases, all of them 0.
+    # In some folders, norms have biases, which are all 0.
     "output_norm.bias": Row("model.norm.bias", "D", optional=True),
     "blk.*.attn_norm.bias": Row("model.layers.*.input_layernorm.bias", "D", optional=True),
 }

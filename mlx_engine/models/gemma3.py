@@ -60,8 +60,8 @@ AROUND_TEXT = {
     "vision_config",
     "vocab_size",  # repeats `vocab_size` of `text_config`; mlx-lm reads it here
 }
-# Prefixes of the text model's tensors in a Hugging Face folder: in a text model; in a multimodal model, by the old and
-# by the new naming.
+# Prefixes of the text model's tensors in a Hugging Face folder: the prefix in text models, the old prefix in multimodal
+# models, and the new one.
 STEMS = ("model.", "language_model.model.", "model.language_model.")
 
 
@@ -69,8 +69,8 @@ STEMS = ("model.", "language_model.model.", "model.language_model.")
 class AttentionScale(Setting):
     """The setting of the attention scale. config.json has `query_pre_attn_scalar`, which is `scale**-2`.
 
-    No GGUF key is written, because llama.cpp reads none for Gemma. Instead, the query weights (Gemma 2) or the norm
-    weights of queries (Gemma 3) are multiplied by `scale_factor` in GGUF files: `plan` sets `Row.times`.
+    No GGUF key is written, because llama.cpp reads no key for Gemma's scale. Instead, the query weights (Gemma 2) or
+    the norm weights of queries (Gemma 3) are multiplied by `scale_factor` in GGUF files: `plan` sets `Row.times`.
     """
 
     layers_of_27b: int
@@ -178,7 +178,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
     text = settings if checkpoint.naming == "gguf" else text_settings(settings)
     config = Config.read(text, checkpoint.naming, checkpoint.n_embeddings)
     if checkpoint.naming == "gguf":
-        # The head is tied, but some files have a matrix for it.
+        # The head is tied to the embedding table, but some files have a matrix for the head.
         config = padded(config, checkpoint, EMBEDDINGS)
         return Plan(config, tensors(config, TENSORS, "optional"))
     stem = stem_of(checkpoint, STEMS)
@@ -186,7 +186,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
     table = {name: replace(row, hf=row.hf.replace(STEMS[0], stem)) for name, row in TENSORS.items()}
     factor = scale_factor(config, LAYERS_OF_27B)
     table[QUERY_NORM] = replace(table[QUERY_NORM], times=factor)
-    # Tensors of the folder that are not read: a second copy of the tied head, and the vision model.
+    # Tensors of the folder that are not read: the head, a copy of the embedding table; and the vision model.
     unused = ["lm_head.weight", "language_model.lm_head.weight"]
     if text is not settings:
         unused += [name for name in checkpoint.shapes if "vision_tower." in name or "multi_modal_projector." in name]

@@ -1,18 +1,19 @@
 """The tile of AMX for gemm in fixed point: 32 rows and up to 12 tokens, multiplied as bytes.
 
-The sums of a block of 32 columns are exact integers, so the bits are those of `fixed_tile.py`. A quant of a token is
-two signed bytes, its *digits*: `256 * high + low`. AMX's tile registers have 16 lines of 64 bytes. One instruction
-multiplies a register of digits (a line has 32 columns of a token) with a register of weight quants (a line has 4
-columns of each of 16 rows). The result is a register of sums (a line has the sums of a token with 16 rows). So a block
-takes four instructions: the high and the low digits, each with the first and the last 16 rows. Then
+The sums of a block of 32 columns are exact integers, so the results have the same bits as those of `fixed_tile.py`. A
+quant of a token is two signed bytes, its *digits*: `256 * high + low`. AMX's tile registers have 16 lines of 64 bytes.
+One instruction multiplies a register of digits (a line has 32 columns of a token) with a register of weight quants (a
+line has 4 columns of each of 16 rows). The result is a register of sums (a line has the sums of a token with 16 rows).
+So a block takes four instructions: the high and the low digits, each with the first and the last 16 rows. Then
 `256 * (sum of high) + (sum of low)`, times the scales of the row and of the token, is added to the products y.
 
-Formats with a scale for each 16 columns use the tile of `fixed_tile.py`. AMX would be no faster: an instruction takes
-as long for 16 columns as for 32, and twice as many sums would have to be added.
+Formats with a scale for each 16 columns use the tile of `fixed_tile.py`. For these formats, AMX would be no faster: an
+instruction takes as long for 16 columns as for 32, and twice as many sums would have to be added.
 
-Sums can leave a tile register only through memory. A multiplication occupies the tile unit for 16 cycles, but its
-result is ready only after 52. So the code is a pipeline: while 16 rows are multiplied, the sums of the other 16 rows
-are written to memory. Between the AMX instructions, the written sums of a quarter of the tokens are added to y.
+Sums can leave a tile register only through memory. AMX can begin a multiplication every 16 cycles, but a result
+is ready only after 52. So the code is a pipeline: while 16 rows are multiplied, the sums of the other 16 rows are
+written to memory. After each multiplication and each write, the code reads the sums of a quarter of the tokens from
+memory, scales them, and adds them to y.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _reserved(builder: Any, n_lines: int) -> Any:
 
 @intrinsic
 def configure_tiles(typing: Any, n: Any) -> Any:
-    """Set the shapes of this thread's tile registers, for panels of n tokens. Takes 80 ns."""
+    """Set the shapes of this thread's tile registers, for n tokens. This takes 80 ns."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if not TILES:
@@ -90,7 +91,7 @@ def release_tiles(typing: Any) -> Any:
 
 
 class _Tile:
-    """The code generator of the tile; the products y (tokens, sides) are in SIMD registers.
+    """Generates the code of the tile, which keeps the products y (tokens, sides) in SIMD registers.
 
     Side 0 is the first 16 rows, side 1 the last 16. Digit 0 is the high one, digit 1 the low one.
     """
@@ -121,9 +122,9 @@ class _Tile:
         return word_address(self.builder, self.rows, self.builder.mul(block, ir.Constant(_I64, ROW_WORDS * ROWS)))
 
     def _words_of_tokens(self, block: Any, word: int) -> Any:
-        """Return the address of word `word` of the first token in a block.
+        """Return the address of a 4-byte word of the first token in a block; `word` is the number of the word.
 
-        The same word of the other tokens follows. Digits have 8 words per token: those of the first token come first.
+        The same word of the other tokens follows. Digits are 8 words per token: all 8 of the first token come first.
         """
         at = self.builder.add(self.builder.mul(block, ir.Constant(_I64, TOKEN_WORDS)), ir.Constant(_I64, word))
         return word_address(self.builder, self.tokens, self.builder.mul(at, self.n))
@@ -149,7 +150,7 @@ class _Tile:
         _amx(self.builder, "tilestored64", _SUMS[side][digit], self.sums[side][digit], ir.Constant(_I64, 64))
 
     def add(self, block: Any, side: int, quarter: int, *, biased: bool) -> None:
-        """Multiply the written sums of 16 rows and a quarter of the tokens by the scales, and add the results to y."""
+        """Read the sums of 16 rows and a quarter of the tokens from memory, scale them, and add them to y."""
         builder, fma, rows = self.builder, "llvm.fma.v16f32", self._block_of_rows(block)
         scales, offsets = (load_words(builder, rows, (16 + i) * ROWS + 16 * side, _FLOATS) for i in range(2))
         token_scales, totals = (self._words_of_tokens(block, word) for word in (SCALE, TOTAL))
@@ -169,7 +170,7 @@ class _Tile:
                 builder.store(y, self.y[t][side])
 
     def run(self, n_blocks: Any, *, biased: bool) -> None:
-        """Multiply all blocks: while a block is added to y, the next block is multiplied."""
+        """Multiply all blocks: while the sums of a block are added to y, the next block is multiplied."""
         builder, order = self.builder, [(side, digit) for side in range(2) for digit in range(2)]
         for side, digit in order:
             self.multiply(ir.Constant(_I64, 0), side, digit)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mlx_engine.kernels.cpu.build.library import Library
 
 
-# A progress bar shows at most this number of characters of the names of unfinished parts (groups of kernels).
+# The largest number of characters in which a progress bar lists the parts (groups of kernels) that are left to compile.
 WIDTH = 22
 
 
@@ -23,9 +23,9 @@ WIDTH = 22
 def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) -> Library | None:
     """Return the library of kernels. If it cannot be compiled or loaded on this machine, warn and return None.
 
-    Unless the package has machine code for this processor, kernels that are not in the disk cache are compiled, all in
-    parallel: those that every model needs, those in `needs` (see `backends.Settings`), and with `fixed` those of
-    fixed-point products.
+    Load the kernels that every model needs, and the kernels for `needs` (see `backends.Settings`); with `fixed`, also
+    those of fixed-point products. If the package has no machine code for this processor, kernels that are not in the
+    disk cache are compiled in parallel.
     """
     try:
         from mlx_engine.kernels.cpu.build import library

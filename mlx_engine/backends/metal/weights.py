@@ -1,8 +1,8 @@
 """The data types of the `metal` backend: quantised matrices, and new keys and values in one array.
 
 A matrix is split into quants and scales once, when it is loaded, and our kernels read these arrays. If the GPU refuses
-a kernel, MLX multiplies instead, with the same quants; the scales are then converted to MLX's format for each product.
-MLX's format cannot express Q6_K, so a Q6_K matrix is then dequantised for each product.
+a kernel, MLX multiplies instead, with the same quants, and the scales are converted to MLX's format in each product.
+MLX's format cannot express Q6_K, so for MLX, a Q6_K matrix is dequantised in each product.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SplitMatrix:
 def split(weight: Weight, kernels: Kernels) -> SplitMatrix | None:
     """Return a matrix in its stored type, split into quants and scales; None if there is no kernel for the type.
 
-    Also return None if a scale is infinite or NaN: a product would depend on whether a kernel scales or sums first.
+    Also return None if a scale is infinite or NaN: products would depend on whether a kernel scales or adds first.
     """
     matrix = _repacked(weight)
     return SplitMatrix(matrix, kernels) if matrix is not None and _is_finite(matrix) else None
@@ -101,7 +101,8 @@ def _repacked(weight: Weight) -> StoredMatrix | None:
 
 def _is_finite(matrix: StoredMatrix) -> bool:
     of = matrix.layout
-    # Q6_K has no `affine`. In each entry of `ws`, the first element is the float16 d; the others are two int8 each.
+    # Q6_K has no `affine`: an entry of `ws` begins with the float16 scale d, the only float. Each later element is two
+    # int8 scales.
     parts = [matrix.ws[:, :: of.entry]] if of.affine is None else of.affine(matrix.ws)
     return all(bool(mx.isfinite(part).all().item()) for part in parts)
 
@@ -126,9 +127,9 @@ def fallback_multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:
 
 @dataclass(frozen=True, eq=False)
 class Half:
-    """The keys or the values (T, G, E) of new tokens: a half of an array (2, G, T, E) with both.
+    """The keys or the values (T, G, E) of new tokens: a half of an array (2, G, T, E) that has keys and values.
 
-    Models pass keys and values as two arrays; from two `Half`s of one array, `kv_write` writes both in one update.
+    Models pass keys and values as two arrays. If these are the `Half`s of one array, `kv_write` writes both at once.
     """
 
     both: mx.array

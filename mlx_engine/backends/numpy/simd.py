@@ -56,7 +56,7 @@ _limit: Any = None
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limit BLAS to one thread. The first of several nested or concurrent callers sets the limit, the last ends it."""
+    """Limit BLAS to one thread. Of nested or concurrent contexts, the first sets the limit, and the last removes it."""
     global _held, _limit
     with _lock:
         if _held == 0:
@@ -80,8 +80,9 @@ def _libraries() -> ThreadpoolController:
 class SimdBackend(Backend):
     """NumPy on one thread.
 
-    A KV store is one array (n_arrays, G, slots, row): the keys, and the values unless `n_arrays` is 1. The slots of a
-    head are contiguous. A row is the key or value of one head and token; `quant/key_values.py` defines its elements.
+    A KV store is one array (n_arrays, G, slots, row). The first axis has the keys, then the values; if `n_arrays`
+    is 1, the keys are also the values. The slots of a head are contiguous. A row is the key or value of one
+    head and token; `quant/key_values.py` defines its elements.
     """
 
     name = "simd"
@@ -123,7 +124,7 @@ class SimdBackend(Backend):
         return normed.reshape(x.shape) * weight
 
     def layer_norm(self, x: Native, weight: Native, bias: Native, eps: float) -> Native:
-        """Compute the variance after the mean, in a second read of x, which avoids cancellation."""
+        """Compute the variance from `x - mean`; the formula `mean(x**2) - mean**2` would suffer from cancellation."""
         centered = x - np.mean(x, axis=-1, keepdims=True)
         variance = np.mean(np.square(centered), axis=-1, keepdims=True)
         return weight * (centered / np.sqrt(variance + np.float32(eps))) + bias
@@ -164,12 +165,12 @@ class SimdBackend(Backend):
         return (weights @ values).reshape(G, H // G, T, E).transpose(2, 0, 1, 3).reshape(T, H, E)
 
     def silu(self, x: Native) -> Native:
-        """For a very negative x the exponential overflows to infinity, and x / infinity is 0, which is correct."""
+        """Ignore overflow: if x is very negative, the exponential is infinite, and the result 0, as it should be."""
         with np.errstate(over="ignore"):
             return x / (np.float32(1) + np.exp(-x))
 
     def gelu(self, x: Native) -> Native:
-        """If the cube overflows, tanh is still 1 or -1, which is correct."""
+        """Ignore overflow: if the cube is infinite, tanh is still 1 or -1, as it should be."""
         with np.errstate(over="ignore"):
             inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
         return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
@@ -358,7 +359,7 @@ class SimdBackend(Backend):
 def rope_table(rope: Rope, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return cosines and sines (T, 1, E/2) for T positions, multiplied by the `lengths` and the `growth` of the rope.
 
-    Cached, because every layer of a pass needs the same table; so `positions` must be hashable: a tuple or a range.
+    The tables are cached, because all layers of a pass need the same one. So `positions` must be a tuple or a range.
     Angles are float64: at position 40,000 a float32 angle is wrong in the third decimal.
     """
     angles = np.outer(np.asarray(positions, dtype=np.float64), np.asarray(rope.frequencies))[:, None, :]
@@ -384,7 +385,8 @@ def hidden_keys(n_queries: int, n_keys: int, window: int | None) -> np.ndarray |
 def softmax(scores: np.ndarray, sinks: np.ndarray | None = None) -> np.ndarray:
     """Return the softmax over the last axis.
 
-    `sinks` (..., 1) has an additional score for each row: it counts in the maximum and the divisor, but has no weight.
+    `sinks` (..., 1) has an additional score for each row, which counts in the maximum and the divisor. The result has
+    no weight for it.
     """
     most = scores.max(axis=-1, keepdims=True)
     most = most if sinks is None else np.maximum(most, sinks)
@@ -394,14 +396,14 @@ def softmax(scores: np.ndarray, sinks: np.ndarray | None = None) -> np.ndarray:
 
 
 def split(x: Native, rule: DeltaRule) -> tuple[Native, Native, Native]:
-    """Split rows into queries (T, G, E), keys (T, G, E) and values (T, H, P). Works for NumPy and MLX arrays."""
+    """Split rows into queries (T, G, E), keys (T, G, E) and values (T, H, P): NumPy or MLX arrays, as x."""
     n, keys = len(x), rule.n_key_heads * rule.key_dim
     q, k = (x[:, at : at + keys].reshape(n, rule.n_key_heads, rule.key_dim) for at in (0, keys))
     return q, k, x[:, 2 * keys :].reshape(n, rule.n_value_heads, rule.value_dim)
 
 
 def split_space(x: Native, space: StateSpace) -> tuple[Native, Native, Native]:
-    """Split rows into inputs (T, H, P), B (T, G, N) and C (T, G, N). Works for NumPy and MLX arrays."""
+    """Split rows into inputs (T, H, P), B (T, G, N) and C (T, G, N): NumPy or MLX arrays, as x."""
     n, inner, width = len(x), space.n_heads * space.head_dim, space.n_groups * space.state_dim
     b, c = (x[:, at : at + width].reshape(n, space.n_groups, -1) for at in (inner, inner + width))
     return x[:, :inner].reshape(n, space.n_heads, -1), b, c
@@ -421,7 +423,7 @@ def _unit(x: Native) -> Native:
 
 
 def _of_groups(ranked: np.ndarray, n: int, k: int) -> np.ndarray:
-    """Return scores (T, X), with minus infinity for experts that are not in the k best of n groups."""
+    """Return scores (T, X), with minus infinity for experts outside the k best of n groups (`Routing.groups`)."""
     groups = ranked.reshape(len(ranked), n, -1)
     sums = np.sort(groups, axis=-1)[..., -2:].sum(axis=-1)
     kept = np.zeros(sums.shape, dtype=bool)
@@ -429,8 +431,8 @@ def _of_groups(ranked: np.ndarray, n: int, k: int) -> np.ndarray:
     return np.where(kept[..., None], groups, np.float32(-np.inf)).reshape(ranked.shape)
 
 
-# The smallest number of multiplications per chunk. Submitting a chunk takes about 50 microseconds, in which one core
-# does a few million multiplications.
+# The smallest number of multiplications per chunk. Submitting a chunk takes about 50 microseconds; in this time, one
+# core does a few million multiplications.
 WORTHWHILE = 4_000_000
 # The largest number of chunks per product. More chunks would balance the threads better, but take longer to submit.
 CHUNKS = 16
@@ -450,7 +452,7 @@ class ParallelBackend(SimdBackend):
         self._executor, self._process = ThreadPoolExecutor(self.threads, thread_name_prefix="mlx_engine"), os.getpid()
 
     def linear(self, x: Native, linear: Linear) -> Native:
-        """Multiply in chunks: a chunk is a range of rows of the weight, which are columns of the result."""
+        """Multiply in chunks. A chunk is a range of rows of the weight, and computes these columns of the result."""
         w = linear.weight
         y = np.empty((len(x), len(w)), dtype=np.float32)
 
@@ -461,7 +463,7 @@ class ParallelBackend(SimdBackend):
         return y if linear.bias is None else y + linear.bias
 
     def _attend(self, q: Native, keys: Native, values: Native, window: int | None, of: Scores) -> Native:
-        """Divide the KV heads into chunks."""
+        """Compute attention in chunks of KV heads."""
         n_kv_heads, group = len(keys), q.shape[1] // len(keys)
         y = np.empty_like(q)
 
@@ -474,7 +476,7 @@ class ParallelBackend(SimdBackend):
         return y
 
     def _run(self, work: Callable[[int, int], None], n: int, multiplications: int) -> None:
-        """Divide [0, n) into ranges, and call `work(first, last)` for each. Little work is a single range."""
+        """Divide [0, n) into ranges, and call `work(first, last)` for each. If there is little work, use one range."""
         n_chunks = min(n, CHUNKS, multiplications // WORTHWHILE)
         if n_chunks < 2:
             return work(0, n)
