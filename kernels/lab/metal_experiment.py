@@ -196,7 +196,7 @@ class MetalExperiment:
 
 
 def call(value: Any, known: Mapping[str, Any]) -> Any:
-    """Return `value`, or if it is a function, its result when called with the `known` values that its parameters name."""
+    """Return `value`, or if it is a function, its result for the `known` values that its parameters name."""
     if not callable(value):
         return value
     return value(**{name: known[name] for name in check_parameters(value, list(known), "")})

@@ -226,7 +226,7 @@ def _median(rows: Sequence[Row], name: str) -> float:
 
 
 def passes(rows: Sequence[Row]) -> str | None:
-    """Return a Markdown list of decode tests of at least 256 tokens, with their `growth_of`; None without such tests."""
+    """Return a Markdown list of decode tests of at least 256 tokens, with their `growth_of`; None if there are none."""
     lines = []
     for row in measured(rows):
         if row["n_gen"] < LATE[1] or row["n_prompt"]:

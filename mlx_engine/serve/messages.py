@@ -61,7 +61,7 @@ class Choice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Thinking is on, unless `type` is "disabled". Without this parameter, it is off. Some templates have no such switch."""
+    """Thinking is on, unless `type` is "disabled". Without this parameter, it is off. Some templates have no switch."""
 
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
 

@@ -124,7 +124,7 @@ class Markers:
 
 
 def _without(tokenizer: Tokenizer, text: str, forbidden: Collection[int]) -> list[int]:
-    """Encode plain text. If a normaliser makes it contain an id of `forbidden`, encode both halves separately."""
+    """Encode plain text. If a normaliser turns a part into an id of `forbidden`, encode both halves separately."""
     ids = tokenizer.encode(text)
     if len(text) < 2 or not any(i in forbidden for i in ids):
         return ids
