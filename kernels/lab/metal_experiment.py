@@ -196,7 +196,7 @@ class MetalExperiment:
 
 
 def call(value: Any, known: Mapping[str, Any]) -> Any:
-    """Return `value`, or if it is a function, its result for the `known` values that its parameters name."""
+    """If `value` is a function, return its result for the items of `known` that its parameters name; else `value`."""
     if not callable(value):
         return value
     return value(**{name: known[name] for name in check_parameters(value, list(known), "")})
