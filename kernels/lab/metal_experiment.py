@@ -24,7 +24,7 @@ from .experiment import check_names, check_parameters, check_switches, check_thr
 class MetalLaunch:
     """The arguments of one launch of a kernel in a .metal file; see `MetalExperiment`.
 
-    The class has the attributes of `kernels.launch.Launch` that `check` reads.
+    The class has those attributes of `kernels.launch.Launch` that `check.py` reads.
 
     Attributes:
         outputs: the indices of the buffers that are compared with the reference.
@@ -62,8 +62,8 @@ class MetalLaunch:
         """Run the launch and return the outputs.
 
         Args:
-            trace: an output's name and the flat index of an element. After a run in the build "races", the kernel's
-                `statistics.writer` is a note about the thread that last wrote the element.
+            trace: an output's name and the flat index of an element. After a run in the emulator's build "races", the
+                kernel's `statistics.writer` is a note about the thread that last wrote the element.
             suffixes: whether floating-point literals must have a suffix, as CUDA requires. Ignored, because a .metal
                 file is not translated to CUDA.
             options: options of a call of the kernel: `seed`, `build`, `lanes`, ...
@@ -93,15 +93,15 @@ Buffers = Mapping[int, Any]
 class MetalExperiment:
     """A kernel of a .metal file with everything needed to run and check it in the emulator.
 
-    Each function below gets the values whose names its parameters have: sizes; for `buffers` also `rng`, a random
+    The functions below are called with the values that their parameters name: sizes; for `buffers` also `rng`, a random
     generator; for `reference` also `buffers`, a dict of the buffers by index, with floats as float64.
 
     Attributes:
         file: the .metal file.
         function: the kernel's `host_name`; for a kernel without this attribute, the name of the function.
-        buffers: function that returns a list of the buffers, or a dict by index: arrays, structures, numbers, and
-            `Unwritten(shape, dtype)` for outputs.
-        reference: NumPy function that returns a dict of the expected outputs, by the index of the buffer.
+        buffers: function that returns a list of the buffers, or a dict by index. A buffer is an array, a structure, a
+            number or, for an output, `Unwritten(shape, dtype)`.
+        reference: NumPy function that returns a dict that maps the index of each output buffer to its expected value.
         grid: total threads (not threadgroups) in each direction, or a function that returns them.
         threadgroup: threads of a threadgroup in each direction, or a function that returns them.
         sizes: a list of dicts of sizes by name; a check makes one launch per dict.
@@ -110,7 +110,8 @@ class MetalExperiment:
         include: folders for `#include`.
         bound: the largest accepted error, as a multiple of float32's epsilon times the largest absolute number of the
             expected output. If the output's type is shorter than float32, its rounding error is accepted in addition.
-        lanes: "all" if all lanes must take part in SIMD-group operations; "active" if not, as in Metal.
+        lanes: "all" if all lanes must take part in SIMD-group operations; "active" if only active lanes
+            must, as in Metal.
         layout: which thread holds which elements of cooperative tensors: with "any", the seed decides; "m5" is the
             layout of an M5, for kernels that run only on an M5.
 
@@ -195,7 +196,7 @@ class MetalExperiment:
 
 
 def call(value: Any, known: Mapping[str, Any]) -> Any:
-    """Return `value`, or if it is a function, its result for the known values that its parameters name."""
+    """If `value` is a function, return its result for the items of `known` that its parameters name; else `value`."""
     if not callable(value):
         return value
     return value(**{name: known[name] for name in check_parameters(value, list(known), "")})

@@ -2,7 +2,7 @@
 
 The kernel multiplies rows by the norm weight and returns each row's factor `1 / sqrt(mean(x**2) + eps)`; the product
 kernel multiplies its sums by the factors. For up to eight vectors, the product kernel computes the norm itself: each of
-its SIMD-groups sums the squares of its vectors again. With more vectors, this would cost more than another launch. Both
+its SIMD-groups sums the squares of the vectors again. With more vectors, this would cost more than another launch. Both
 kernels sum squares in the same order, so the bits of a row do not depend on the number of vectors.
 """
 
@@ -58,8 +58,8 @@ def norm_rows(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = Fals
 def reference(x: mx.array, norm_weight: mx.array, eps: float, whole: bool = False) -> list[Expected]:
     """Return the expected results in float64, with the error bounds.
 
-    Rows have one rounding of `x * norm_weight`. If `whole`, they also have `FACTOR` roundings of the factor, and one of
-    the multiplication by the factor.
+    The bound of a row counts one rounding of `x * norm_weight`. If `whole`, it also counts `FACTOR` roundings of the
+    factor, and one of the multiplication by the factor.
     """
     numbers = wide(x)
     factors = 1 / np.sqrt(np.mean(np.square(numbers), axis=-1) + np.float32(eps))

@@ -44,8 +44,8 @@ NO_CACHE = ", no cache"
 class Speedup:
     """The speedup of a test from one rung to the next, or from F32 to another type of weights on the same rung.
 
-    `old` and `new` name the rungs or types. `weights` is the type of weights on the rung `new`; if it is None, `text`
-    does not name it.
+    `old` and `new` name the rungs or types. `weights` is the type of weights on the rung `new`; if `weights` is None,
+    `text` names no type in brackets.
     """
 
     test: str
@@ -103,7 +103,7 @@ def _step(test: str, old: str, new: str, weights: str | None, before: Row, after
 def tests(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     """Return the names of the prefill tests, shortest first, and of the decode tests that run on the most rungs.
 
-    Only rows at depth 0 whose rung is in `RUNGS` count.
+    Rows after a context (at a depth above 0), and rows whose rung is not in `RUNGS`, are left out.
     """
     of_rungs = [row for row in rows if not row["n_depth"] and row["rung"] in {rung.title for rung in RUNGS}]
     by_prompt = {row["test"]: row["n_prompt"] for row in of_rungs if row["n_prompt"] and not row["n_gen"]}
@@ -210,7 +210,7 @@ def in_cache(rows: Sequence[Row]) -> str | None:
 
 
 def machine_limits(rows: Sequence[Row]) -> str | None:
-    """Return a sentence with the medians of the machine's limits for each number of threads; None without them."""
+    """Return a sentence with the medians of the machine's limits for each number of threads; None if unmeasured."""
     limited = [row for row in rows if row.get("read_gbs") is not None]
     by_threads = {t: [r for r in limited if (r["threads"] or 1) == t] for t in {r["threads"] or 1 for r in limited}}
     limits = [
@@ -226,7 +226,7 @@ def _median(rows: Sequence[Row], name: str) -> float:
 
 
 def passes(rows: Sequence[Row]) -> str | None:
-    """Return a list with `growth_of` for every decode test of at least 256 tokens; None if there is no such test."""
+    """Return a Markdown list of decode tests of at least 256 tokens, with their `growth_of`; None if there are none."""
     lines = []
     for row in measured(rows):
         if row["n_gen"] < LATE[1] or row["n_prompt"]:

@@ -15,7 +15,8 @@ from mlx_engine.errors import FormatError, SourceError, first
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 NUMBERED = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 # Limits of a JSON file: the number of its bytes, and of the lists and objects in it. The second limit bounds the memory
-# of the parsed value: an empty list has 3 bytes in the file, but 64 in memory. The largest published index has 17 MB.
+# of the parsed value: an empty list with its comma has 3 bytes in the file, but takes 64 bytes of memory. The largest
+# published index has 17 MB.
 MAX_JSON_BYTES, MAX_JSON_VALUES = 1 << 25, 1 << 20
 SHARD_NAME = re.compile(r"[\w.-]+\.safetensors")
 

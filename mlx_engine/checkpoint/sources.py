@@ -71,7 +71,7 @@ def is_cached(source: str) -> bool | None:
     return hub.is_cached(*name)
 
 
-# org/repo, optionally :file, in the characters that hub names may have.
+# org/repo or org/repo:file. The names of organisations and repositories on the hub have only these characters.
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
 
 # The beginnings of addresses. The hub's host may be given without https://.
@@ -150,7 +150,7 @@ def _from_address(text: str) -> HubName:
 
 
 def _own_host() -> str:
-    """Return the host of the hub, or of its mirror in HF_ENDPOINT."""
+    """Return the host of the hub, or of the mirror that the environment variable HF_ENDPOINT names."""
     from huggingface_hub import constants
 
     return urlsplit(constants.ENDPOINT).netloc

@@ -1,4 +1,4 @@
-"""The command `cache`: list what is kept on disk with its sizes, and remove it."""
+"""The command `cache`: list the files that the engine keeps on disk, with their sizes, and remove them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ cache = typer.Typer(
 )
 
 HUB_PREFIX = "models--"
-# Folders of compiled kernels are named by a digest of their source. NUMBA_CACHE_DIR may have folders of other programs.
+# The names of folders of compiled kernels: a digest of their source. NUMBA_CACHE_DIR may also have folders of other
+# programs, which must not be deleted.
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 
 PrefixDir: TypeAlias = Annotated[
@@ -144,7 +145,7 @@ def lines_of(items: Sequence[Kept]) -> list[str]:
 
 
 def kept() -> list[Kept]:
-    """Remove the unfinished files of dead processes, and return what is on disk, models first, without prefixes."""
+    """Remove the unfinished files of dead processes. Return the items on disk except prefixes, models first."""
     from mlx_engine.checkpoint import shapes
     from mlx_engine.kernels.files import remove_dead
 
@@ -153,7 +154,7 @@ def kept() -> list[Kept]:
 
 
 def delete(item: Kept) -> None:
-    """Delete an item; raise SourceError if a part cannot be removed. Processes can still read files that are open."""
+    """Delete an item; raise SourceError if a part cannot be removed. A process can still read the files it has open."""
     for part in item.parts:
         try:
             if part.is_dir() and not part.is_symlink():
@@ -194,7 +195,8 @@ def _kernels() -> Iterator[Kept]:
     remove_dead(emulator)
     found = {
         "kernels": (compiled, [folder for folder in _folders(compiled) if _DIGEST.fullmatch(folder.name)]),
-        # Unfinished files are left out: they belong to running processes, because `remove_dead` deletes the others.
+        # Unfinished files belong to running processes, because `remove_dead` has deleted those of dead processes. So
+        # unfinished files are left out.
         "emulator": (emulator, sorted(path for path in emulator.iterdir() if not path.name.endswith(ENDING))),
         "tuning": (tuning := shapes.cache_folder() / "tuning.json", [tuning] if tuning.is_file() else []),
     }

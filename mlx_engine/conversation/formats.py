@@ -5,7 +5,7 @@ an answer (reasoning, text, calls): the texts or patterns that open and close ea
 If a model's folder has a response template whose calls can be parsed, this template is used. If not, an entry of the
 table is chosen by a test: the model's chat template renders a conversation with calls, and the first entry that parses
 these calls correctly is used. If the chat template takes tools but renders no calls, the first entry whose opening
-delimiter is a control token is used.
+delimiter is a control token of the model is used.
 
 The table extends Hugging Face's form:
 - `transform`, which makes a call from the parsed content, may name keys of a JSON object ("{parameters}") even without
@@ -14,7 +14,7 @@ The table extends Hugging Face's form:
 - `content` "python-calls" is a list of calls in Python's syntax;
 - `open` "" means that calls have no opening delimiter; such a call is parsed only at the beginning of an answer, or
   directly after reasoning or another call;
-- `written` has the texts that the model itself generates, see `Written`.
+- `written` has the forms in which models generate the text of calls, one or more `Written`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def _json_list(opening: str, closing: str, item: str = OBJECT, **fields: Any) ->
     )
 
 
-# The name of a tool in a header of gpt-oss, before or after the name of the channel. {0} is the name of the group.
+# Matches the name of a tool in a header of gpt-oss, before or after the name of the channel. {0} is replaced by the
+# name of the pattern's group.
 HARMONY_TO = r" to=(?:functions\.)?(?P<{0}>[\w.-]+?)"
 HARMONY_START = r"(?:<\|start\|>assistant)?"
 HARMONY_KIND = r"(?: ?(?:<\|constrain\|>)?(?:json|code))?"
@@ -272,8 +273,8 @@ class CallForm(NamedTuple):
 
     Attributes:
         open, close: the delimiters of calls; `close` is None if the content shows its own end.
-        is_bare: whether calls may also have no opening delimiter (`open` "" in the module's docstring).
-        content: the kind of the content.
+        is_bare: whether the opening delimiter may be missing (`open` "" in the module's docstring).
+        content: the kind of the content, one of `CONTENTS`.
         settings: the response template's settings for this kind of content (`content_args`).
         name_key, arguments_key: the keys of the name and of the arguments in a JSON object; None if the opening
             delimiter has the name, so that the content is only the arguments.
@@ -324,7 +325,8 @@ def compiled(template: Template, special: Sequence[str] = ()) -> Form:
 
     Args:
         template: a response template.
-        special: for marked text: the control tokens that match only after `delimiters.MARK`. Empty for plain text.
+        special: the control tokens that match only after `delimiters.MARK`, if the form is for text with marks; empty
+            if the form is for plain text.
 
     Raises:
         UnsupportedPatternError: a pattern has a construct that is not supported.
@@ -410,11 +412,12 @@ class Format:
     """How a model writes tool calls.
 
     Attributes:
-        name: the name of the entry in `TABLE`; "response_template" for the folder's own.
-        written: the texts that the model generates; None if they are not known.
+        name: the name of the entry in `TABLE`; "response_template" for the response template of the model's folder.
+        written: the text of calls as the model generates them; None if it is not known.
         is_parallel: whether the chat template takes several calls in one message.
         has_letter_ids: whether the chat template demands ids of nine letters and digits.
-        is_rendered: whether the chat template renders calls. If not, the text of `write` is put into the content.
+        is_rendered: whether the chat template renders calls. If not, the text of `write` is put into the content of
+            the message.
     """
 
     name: str
@@ -427,8 +430,9 @@ class Format:
     def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
         """Return the text of calls as the model generates them.
 
-        `calls` have OpenAI's form (`{"id": ..., "function": {"name": ..., "arguments": ...}}`), or only the functions.
-        The arguments are an object or its JSON text. Raise OptionError for other arguments, or if `written` is None.
+        A call has OpenAI's form (`{"id": ..., "function": {"name": ..., "arguments": ...}}`), or is only the value of
+        "function". The arguments are an object or its JSON text. Raise OptionError for other arguments, or if `written`
+        is None.
         """
         if self.written is None:
             raise OptionError(f"tools: calls cannot be written in the format {self.name}", option="tools")
@@ -484,7 +488,7 @@ def _object_of(arguments: Any) -> Mapping[str, Any]:
     return value
 
 
-# The texts of the test conversation, which no chat template contains.
+# The texts of the test conversation. No chat template contains them.
 QUESTION = "What is the weather in Ulm and in Ghent?"
 CITIES = (("Ulm \u00fc", 3), ("Ghent", 14))
 PROBE: Json = {
@@ -577,7 +581,7 @@ def _own(tokenizer: Tokenizer) -> Format | None:
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Json]) -> str | None:
-    """Return the text that the chat template writes after the question; None if it refuses the conversation."""
+    """Return the text that the chat template writes after the question; None if it refuses or omits the question."""
     from mlx_engine.tokenizer.chat import render_each
     from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
@@ -586,14 +590,15 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Json]) -> str | None:
 
 
 def _reading(text: str, calls: Sequence[Json]) -> str | None:
-    """Return the name of the first entry of `TABLE` that parses these calls in a rendered text; None without one."""
+    """Return the name of the first entry of `TABLE` that parses these calls in a rendered text; None if none does."""
     first = PROBE["function"]["name"]
     starts = [0, *(match.start() for match in re.finditer(r"\{", text[: text.find(first)]))]
     wanted = _named(calls)
     for name, template in TABLE.items():
         form = compiled(template)
-        # A call without an opening delimiter is parsed only at the beginning of a text, so begin at each brace before
-        # the tool's name. The parser accepts several keys for arguments, so check that the text has this format's key.
+        # A call without an opening delimiter is parsed only at the beginning of a text, so parse the text from each
+        # brace before the tool's name. The parser accepts several keys for arguments, so check that the text has
+        # this format's key.
         is_bare = form.calls is not None and form.calls.is_bare
         if is_bare and form.calls is not None and f'"{form.calls.arguments_key}"' not in text:
             continue
@@ -615,14 +620,14 @@ def _named(calls: Sequence[Json]) -> list[tuple[str, Json | None]]:
 
 
 def _as_written(name: str, calls: Sequence[Json], text: str) -> Written:
-    """Return the `Written` of an entry that gives the text of a chat template; the first one if none fits."""
+    """Return the entry's first `Written` whose text of a call is in the rendered `text`, or else its first one."""
     variants: Sequence[Written] = TABLE[name]["written"]
     found = (form for form in variants if Format(name, TABLE[name], form).write(calls[:1]).strip() in text)
     return next(found, variants[0])
 
 
 def _spelled(tokenizer: Tokenizer) -> Format | None:
-    """Return the format of the first entry of `TABLE` whose opening delimiter is a control token; None without one."""
+    """Return the format of the first entry of `TABLE` whose opening delimiter is a control token, or None."""
     for name, template in TABLE.items():
         opening = template["fields"]["tool_calls"].get("open")
         if isinstance(opening, str) and opening in tokenizer.special_tokens:
@@ -631,7 +636,7 @@ def _spelled(tokenizer: Tokenizer) -> Format | None:
 
 
 def answer_format(tokenizer: Tokenizer, *, reads_calls: bool) -> AnswerFormat:
-    """Return how a model's answers are parsed; without `reads_calls`, calls are text."""
+    """Return how a model's answers are parsed. If `reads_calls` is false, calls remain in the text."""
     markers = think_markers(tokenizer.chat_template)
     known, key = _ANSWERS.setdefault(tokenizer, {}), (tokenizer.chat_template, markers, reads_calls)
     if key not in known:

@@ -1,7 +1,7 @@
 """Mellum 2.
 
-Reference: Hugging Face transformers, models/mellum. Difference from Qwen3-MoE: some layers are local: they have
-sliding-window attention. Local layers and other layers have separate settings of the rotary embedding.
+Reference: Hugging Face transformers, models/mellum. Difference from Qwen3-MoE: some layers, the local ones, have
+sliding-window attention, and settings of the rotary embedding that differ from those of the other layers.
 """
 
 from __future__ import annotations

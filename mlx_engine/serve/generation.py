@@ -85,7 +85,7 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
         reply = form.reply(call, service.engine.tokenizer, **_about(service, params, reading))
         params.forget_prompt()
         del reading
-    # The reservation has ended, so no other task may run, and take the places, before `_answer` submits the call.
+    # The reservation has ended. So before `_answer` submits the call, no other task may run: it could take the places.
     await _answer(service, params, call, reply, respond, form.prompt)
 
 
@@ -167,13 +167,13 @@ def begun(
     is_free: bool = True,
     check: Callable[[str], None] = unchecked,
 ) -> list[int]:
-    """Return the prompt `ids`, followed by the tokens of `reading.begun`: the beginning of the answer, from the client.
+    """Return the prompt `ids`, followed by the tokens of `reading.begun`, the beginning of the answer in the request.
 
-    Generation then continues this beginning. Before its text is encoded, `check` is called with the text.
+    Generation then continues this beginning. `check` is called with the beginning before it is encoded.
 
     Raises:
         ApiError: the answer has a constraint (`is_free` is false), which would apply only to the new tokens; or the
-            prompt ends with the beginning of reasoning, so the text would become a part of the reasoning.
+            prompt ends inside reasoning, so the given beginning would become a part of the reasoning.
     """
     if not reading.begun:
         return ids
@@ -213,7 +213,7 @@ def check_text(service: Service, turn: Turn, text: str) -> None:
 
 
 async def _answer(service: Service, params: Body, call: Call, reply: Reply, respond: Respond, param: str) -> None:
-    """Run a call, and respond with its whole reply at the end, or with a stream from the beginning.
+    """Run a call, and respond: with a stream from the beginning if `params.stream`, else with the reply at the end.
 
     `param` is the name of the parameter that contains the prompt, for errors.
     """

@@ -1,9 +1,9 @@
 """Anthropic's API /v1/messages: its requests, replies, streams and errors.
 
-A request is converted to the messages and tools of a chat, and the parts of an answer to content blocks. Agents
-routinely send beta fields, tools that run only on Anthropic's servers, and a token limit that exceeds the context. The
-server ignores these fields and tools, and names them in the reply. It reduces the limit to what fits into the context
-and the KV cache.
+A request is converted to the messages and tools of a chat; the parts of an answer are converted to content blocks.
+Agents routinely send beta fields, tools that run only on Anthropic's servers, and a token limit that exceeds the
+context. The server ignores these fields and tools, and names them in the reply. It reduces the limit to what fits into
+the context and the KV cache.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ IGNORED = (
 
 
 class Choice(msgspec.Struct):
-    """The choice of tools: "auto", "none", or a required call of "any" tool or of the named "tool"."""
+    """The choice of tools: "none" hides the tools, "any" requires a call, "tool" requires a call of the tool `name`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -61,7 +61,7 @@ class Choice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Turns thinking on (unless "disabled"), if the template has a switch. Without this parameter, thinking is off."""
+    """Thinking is on, unless `type` is "disabled". Without this parameter, it is off. Some templates have no switch."""
 
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
 
@@ -338,7 +338,7 @@ class MessagesReply(PartsReply):
 
 
 def _object(text: str) -> Json:
-    """Return the arguments of a call as the object that the API requires; {} if they were cut off."""
+    """Return the arguments of a call as the object that the API requires; {} if they are incomplete or wrong."""
     try:
         found = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

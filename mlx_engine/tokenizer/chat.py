@@ -1,4 +1,4 @@
-"""Encode a conversation with the model's chat template, or the prompt of a reranker.
+"""Encode a conversation, rendered with the model's chat template, or the prompt of a reranker.
 
 A *marker* is any control or unknown token, or a user-defined token of more than two characters that the template can
 write. A marker that the template writes becomes one id; the same characters in a message are encoded as plain text. If
@@ -83,7 +83,7 @@ class Markers:
 
     @cached_property
     def _cuts(self) -> re.Pattern[str]:
-        """Matches after the first character of each user-defined marker: no piece of a split text has a marker."""
+        """Matches after the first character of each user-defined marker. Splitting a text there breaks the markers."""
         around = (f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in self.always)
         return re.compile("|".join(around) or "(?!)")
 
@@ -124,7 +124,7 @@ class Markers:
 
 
 def _without(tokenizer: Tokenizer, text: str, forbidden: Collection[int]) -> list[int]:
-    """Encode plain text. If a normaliser makes an id of `forbidden` from it, encode both halves separately."""
+    """Encode plain text. If a normaliser turns a part into an id of `forbidden`, encode both halves separately."""
     ids = tokenizer.encode(text)
     if len(text) < 2 or not any(i in forbidden for i in ids):
         return ids
@@ -263,11 +263,11 @@ def chat_ids(
 
 
 def _continued(markers: Markers, marked: str, history: History) -> list[int] | None:
-    """Return the ids of a marked text: those of its longest prefix in `history`, and of the rest; None without one."""
+    """Return the ids of a marked text: of its longest prefix in `history`, then of the rest; None without a prefix."""
     for text, ids in history.beginnings(marked):
         written = markers.written(text)
-        # Markers depend on the roles of a conversation, so the ids may have markers that the old text does not mark.
-        # Such ids are not used.
+        # Markers depend on the roles of a conversation. So the ids may have tokens that are markers now, but that the
+        # remembered text does not mark. Such ids are not used.
         if markers.among(ids) in (written, _with_bos(markers.tokenizer, written)):
             return ids + markers.encode(marked[len(text) :])
     return None
@@ -343,7 +343,8 @@ def render_each(tokenizer: Tokenizer, prompts: Sequence[ChatPrompt]) -> list[str
 
     Raises:
         OptionError: a part of the prompt has an invalid form, or the template does not read one of the variables.
-        ChatTemplateError: there is no template, or it exceeds its limit of time or of length.
+        ChatTemplateError: there is no template, it exceeds its limit of time or of length, or no sandbox process can be
+            started.
     """
     inputs = [prompt.for_template(_template(tokenizer), tokenizer.where) for prompt in prompts]
     return tokenizer.sandbox.ask_each(_request(tokenizer, inputs), DEFAULT_LIMITS, tokenizer.where)
@@ -387,8 +388,8 @@ def ranking_ids(
     """Return the token ids of the prompt that asks a reranker whether a document is relevant to a query.
 
     `template` is a text with {query}, {document} and, unless its instruction is fixed, {instruction}. RANKING_TEMPLATE
-    is used if `template` is None, or if `instruction` is given and `template` has no {instruction}. Only control tokens
-    in the template are encoded as control tokens; in the query, document and instruction they are plain text.
+    is used if `template` is None, or if `instruction` is given and `template` has no {instruction}. Control tokens
+    in the template are encoded as such; in the query, document and instruction, the same characters are plain text.
     """
     if template is None or (instruction is not None and "{instruction}" not in template):
         template = RANKING_TEMPLATE

@@ -1,9 +1,9 @@
 """Matrix-vector products for decode and small batches (gemv): multiply rows as they are stored.
 
 Memory bandwidth is the limit, so each weight row is read from memory once for all tokens. A core reads several streams
-of memory faster than one stream. So the matrix is divided into WAYS ranges of rows, a chunk has rows from each range,
-and the kernel multiplies one row of each range at the same time. With many input vectors, registers suffice for rows of
-only one or two ranges.
+of memory faster than one stream. So the matrix is divided into WAYS ranges of rows (four, or two with a gate). A chunk,
+the work of one call of the kernel, has rows from each range, and the kernel multiplies one row of each range at the
+same time. With many input vectors, registers suffice for rows of only one or two ranges.
 
 The input vectors (one per token) are packed into panels, (K / 16, vectors, 16): a panel has the first 16 elements of
 each of its vectors, then the next 16 elements of each, and so on. While a stretch (STRETCH columns) is multiplied, the
@@ -49,13 +49,13 @@ _FIRST_PANEL = (0, *map(_first_panel, range(1, TWO_PANELS + 1)))
 # Prefetch distance in bytes for a single input vector. It is short, because the hardware also prefetches the four rows.
 _AHEAD = 1024
 # With several vectors, the kernel multiplies one stretch of all rows before the next stretch, so it prefetches the same
-# stretch of a later row. From this row to the later row, there are at least this number of bytes in the stretch.
+# stretch of the row n rows later: n is the smallest number of rows whose stretches have at least this number of bytes.
 _AHEAD_IN_STRETCH = 2048
 
 
 @jit
 def pack_panels(job: Any, x: int, panels: int, normed: int) -> None:
-    """Norm (if the job has a norm) the vectors (T, K) at address x, and pack them into panels at address `panels`.
+    """Pack the vectors (T, K) at address x into panels at address `panels`; if the job has a norm, apply it first.
 
     `normed` is the address of scratch memory for the normed vectors (T, K).
     """
@@ -89,12 +89,12 @@ def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     n = min(height, apart - first)
     other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
     n_columns, n_tokens = job[K], job[T]
-    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size). `size` is the height, rounded up to whole
-    # SIMD vectors.
+    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size) for the four entries of `rows`. `size` is the
+    # number of rows of a range in a chunk (`height`), rounded up to whole SIMD vectors.
     size, place = ceil_div(height, LANES) * LANES, scratch + FORMAT_SCRATCH
     products = floats(place)
     products[: n_tokens * 4 * size] = 0
-    # A single vector fits into the L1 cache, so each row is read from start to end.
+    # A single vector usually fits into the L1 cache, so each row is read from start to end.
     depth = n_columns if n_tokens == 1 else min(STRETCH, n_columns)
     step = row_bytes(job, m, n_columns)
     ahead = _AHEAD if n_tokens == 1 else ceil_div(_AHEAD_IN_STRETCH, row_bytes(job, m, depth)) * step

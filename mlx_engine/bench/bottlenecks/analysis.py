@@ -81,8 +81,8 @@ def operations(passes: Sequence[Pass]) -> list[Operation]:
     found: dict[str, Operation] = {}
     for i, taken in enumerate(passes):
         for span in taken.spans:
-            # Backends compute the norm before the head with different operations, which all get this role. The block
-            # `norm_head`, which contains them, keeps its own role.
+            # Backends compute the norm before the head with different operations; all of them get the role
+            # "output_norm". The block `norm_head`, which contains these operations, keeps its own role.
             role = "output_norm" if span.phase == "norm" and span.op != "norm_head" else span.role
             op = found.setdefault(role, Operation(role, span.phase, [0.0] * len(passes)))
             op.samples[i] += span.own * 1e3
@@ -133,7 +133,7 @@ def is_feed_forward(span: Span) -> bool:
     return span.part.startswith(("ffn", "post_ffw"))
 
 
-# The role of the ranking's line for time outside of operations.
+# The role of the row in the ranking that has the time outside of operations.
 BETWEEN = "between operations"
 # The largest time to subtract from a call, as a multiple of the median excess of a call.
 UNUSUAL = 2
@@ -209,7 +209,7 @@ def _line(op: Operation, off: float, floor: float, limits: Limits | None) -> Lin
 def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much: float) -> float:
     """Return the milliseconds to subtract from every call.
 
-    `too_much` is the sum of the operations minus the plain pass, in milliseconds.
+    `too_much` is the sum of the operations minus the time of a plain pass, in milliseconds.
     """
     pairs = zip(ops, floors(ops, limits), strict=True)
     excess = sorted((max(0.0, op.ms - floor) / op.calls, op.calls) for op, floor in pairs)
@@ -217,9 +217,9 @@ def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much:
     if too_much <= 0:
         return 0.0
     for most, n in excess:
-        # Operations are in ascending order of `most`, their excess per call. Reduce all remaining calls by `most`, or
-        # less if that is enough. Otherwise the calls of this operation are now at their limit, and only the calls of
-        # later operations are reduced further.
+        # Operations are in ascending order of `most`, their excess per call. If it is enough to reduce each
+        # remaining call by at most `most`, stop there. Otherwise reduce each by `most`: the calls of this operation are
+        # then at their limit, so only the calls of later operations are reduced further.
         if too_much <= (most - off) * calls:
             off += too_much / calls
             break
@@ -242,8 +242,8 @@ def ranked(
 ) -> list[dict[str, float | str | None]]:
     """Rank operations and the time between them by gain, or by time if the limits are unknown.
 
-    Shares are relative to `whole` ms. `between` is the ms between operations; unless `is_sure`, it may be noise, and
-    its gain is 0.
+    A row's share is its gain (or time) divided by `whole` ms. `between` is the ms between operations. If `is_sure` is
+    false, this time may be noise; if the limits are known, its gain is then 0.
     """
     rows: list[dict[str, float | str | None]] = [
         {"role": line.op.role, "ms": line.ms, "limit_ms": line.floor, "gain_ms": line.gain} for line in found
@@ -271,7 +271,7 @@ FOUR_BITS = 4.5
 
 
 def between(n_calls: float, by_round: Mapping[str, float], *, lazy: bool) -> str:
-    """Return the advice for the time between operations; `by_round` is its spread over the rounds, in ms."""
+    """Return the advice for the time between operations; `by_round` is this time's `spread` over the rounds, in ms."""
     what = "building the graph, submitting it to the device and waiting" if lazy else "interpreter and dispatch"
     sure = f"{by_round['q1']:.3g} to {by_round['q3']:.3g} ms from round to round"
     end = "Fewer and larger calls reduce it." if by_round["q1"] > 0 else "It may be noise."
@@ -312,7 +312,7 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """All passes of one kind, by round: profiled passes, and the milliseconds of plain passes."""
+    """All passes of one kind (decode or prefill), by round: profiled passes, and the milliseconds of plain passes."""
 
     profiled: Sequence[Sequence[Pass]]
     plain: Sequence[Sequence[float]]
@@ -327,7 +327,7 @@ class Kind:
         return operations([taken for passes in self.profiled for taken in passes])
 
     def beyond(self) -> list[float]:
-        """Return for each round the milliseconds of a plain pass minus the sum of the operations in a profiled pass."""
+        """Return for each round the median ms of plain passes minus the median sum of a profiled pass's operations."""
         sums = [statistics.median(phases(taken)["sum"] for taken in passes) for passes in self.profiled]
         return [statistics.median(plain) - ms for plain, ms in zip(self.plain, sums, strict=True)]
 
@@ -351,7 +351,7 @@ def profiling_overhead(found: Mapping[str, Kind], limits: Limits | None) -> floa
 
 
 def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, float], *, lazy: bool) -> Report:
-    """Return the part of the report about passes of this kind, an entry of its "phases".
+    """Return the entry for passes of this kind in the report's "phases".
 
     `off` is the milliseconds to subtract from every call; `held` maps roles to bits per weight.
     """
@@ -484,7 +484,7 @@ def run_profiled(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -
     found = list[Pass]()
     with model.backend.session():
         timed = TimedTest(model, test, ids, clock=clock)
-        profiler.take_spans()  # discard the spans of the context
+        profiler.take_spans()  # discard the spans of the passes over the test's context
         while not timed.request.has_ended:
             timed.step()
             if timed.n_passes > len(found):
