@@ -28,10 +28,10 @@ class MetalParameter(NamedTuple):
     type: str  # the text of the type, without address space, `const`, pointer or reference
     is_reference: bool  # whether the parameter is `T&`, not `T*`
     is_written: bool  # whether the kernel may write to the buffer
-    attribute: str  # for the role "attribute": its name, such as "thread_position_in_grid"
+    attribute: str  # for the role "attribute": the attribute's name, such as "thread_position_in_grid"
     declared: str  # the whole text of the type
     is_optional: bool = False  # whether the parameter exists only for some values of a function constant
-    is_tensor: bool = False  # tensors are passed with the shape of their array
+    is_tensor: bool = False  # whether the parameter is a tensor, which gets an array and its shape
 
 
 _TENSOR = re.compile(r"(?:metal\s*::\s*)?tensor\s*<\s*(?P<element>[^,<>]+),.*>$", re.DOTALL)
@@ -45,7 +45,7 @@ def parameters(kernel: str, listed: str) -> Iterator[MetalParameter]:
     Buffers and threadgroup memory without an index get the lowest free index, in order.
 
     Raises:
-        CompileError: a parameter is neither a buffer nor threadgroup memory nor a known attribute.
+        CompileError: a parameter cannot be parsed, or is neither a buffer nor threadgroup memory nor a known attribute.
     """
     taken: dict[str, set[int]] = {"buffer": set(), "threadgroup": set()}
     written = [_split(one) for one in _separated(listed)]
@@ -175,9 +175,9 @@ class Declaration(NamedTuple):
     """A declaration, or a definition with a body. All positions are indices into the text."""
 
     start: int
-    head: int  # the end of the text before the body; without a body, `end`
+    head: int  # the position where the body begins; `end` if there is no body
     end: int  # the position after the last character
-    scope: int  # the position of the opening brace around the declaration; -1 outside all braces
+    scope: int  # the position of the innermost open brace before the declaration; -1 if there is none
     is_class: bool = False  # whether this is the definition of a class; the declarations of its members follow
 
     @property
@@ -245,13 +245,13 @@ def without_template(head: str) -> str:
     return head
 
 
-# Matches a member function's address space, which is after the parameters: `int f() const device {`.
+# Matches the address space after the parameters of a member function, as in `int f() const device {`.
 _QUALIFIER = re.compile(r"(\)\s*(?:const\s+)?)((?:thread|device|threadgroup|constant)\b)(?=\s*(?:[{:;]|noexcept))")
 _SPACES = re.compile(r"\b(?:thread|device|threadgroup)\b")
 
 
 def without_twins(text: str) -> str:
-    """If functions or specialisations differ only in address spaces, keep the first one and blank out its twins.
+    """Blank out each function or specialisation that differs from an earlier one only in address spaces (a twin).
 
     In the converted text, all address spaces are one memory, so the twins would be redefinitions, which clang refuses.
     Address spaces after the parameters of member functions are also removed. Line numbers do not change.
@@ -288,7 +288,7 @@ _STANDARD = (
 class MetalFunction:
     """A kernel function, or an instantiation of a template of kernel functions."""
 
-    name: str  # by which a host program loads the function: its `host_name`, or else the name in the text
+    name: str  # the name by which a host program loads the function: its `host_name`, or else the name in the text
     function: str  # the name in C++, such as `softmax<float, 4>`
     parameters: tuple[MetalParameter, ...]
     arrays: int  # the number of threadgroup arrays in the body
@@ -311,12 +311,12 @@ class MetalText:
     """A preprocessed file."""
 
     code: str  # C++ text, in which `msl_function_constant(i);` stands for the declaration of `constants[i]`
-    functions: dict[str, MetalFunction]  # the kernels by name
+    functions: dict[str, MetalFunction]  # maps the name of each kernel to the kernel
     constants: tuple[FunctionConstant, ...]
-    sources: dict[str, str]  # the text of the file and of each included file, by the name that findings use
+    sources: dict[str, str]  # maps a file's name in findings (reports of bugs) to its text, also for included files
 
     def with_constants(self, values: dict[int, str]) -> str:
-        """Return the code with values of function constants: {index of a constant: C++ text}.
+        """Return the code with function constants. `values` maps the index of a constant to its value as C++ text.
 
         A kernel that uses a constant without a value cannot be loaded.
         """
@@ -360,7 +360,7 @@ _LINE = re.compile(r'(?m)^# (\d+) "([^"\n]*)".*$')
 
 
 def _with_short_names(text: str, sources: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """Replace paths in line markers by short, unique names; return the text, and the sources by these names."""
+    """Replace paths in line markers by short, unique names; return the text, and {name: source text}."""
     short: dict[str, str] = {}
     for path in dict.fromkeys(match[2] for match in _LINE.finditer(text)):
         parts, n = Path(path).parts, 1
@@ -420,7 +420,8 @@ def _parsed(text: str) -> tuple[dict[str, MetalFunction], tuple[FunctionConstant
     return functions, tuple(constants), _legal("".join([*pieces, text[last:]]))
 
 
-# Pragmas are removed: they have no effect on the CPU, and the preprocessor leaves macros in them unexpanded.
+# Pragmas are removed, because the preprocessor leaves macros in them unexpanded, and clang would then find undefined
+# names. Pragmas have no effect on the CPU.
 _PRAGMA = re.compile(r"(?m)^[ \t]*#[ \t]*pragma\b.*$")
 # Matches `[[threadgroup(n)]]` at parameters of functions that are not kernels.
 _SLOT = re.compile(r"\[\[\s*threadgroup\s*\([^\]]*\)\s*\]\]")

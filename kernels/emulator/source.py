@@ -9,7 +9,7 @@ from .compiler import uses_tensors
 from .signature import ATTRIBUTES, Signature
 from .text import code_only, line_of, threadgroup_declarations, with_suffixes
 
-# The file names that clang's messages give to the sections of a kernel.
+# The sections of a kernel have these file names in clang's messages.
 HEADER, BODY, SIGNATURE = "header", "body", "signature"
 
 _PREAMBLE = """namespace msl_attribute {
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 def unit(parts: Sequence[Part]) -> str:
-    """Return the text of a translation unit, in which `msl_entry_i` calls `parts[i]`.
+    """Return the text of a translation unit, in which the function `msl_entry_i` calls the kernel `parts[i]`.
 
     Kernels with the same header share one copy of the header.
     """
@@ -45,7 +45,7 @@ def unit(parts: Sequence[Part]) -> str:
 
 
 def attributes() -> str:
-    """Return the text of a C++ function for each attribute of a thread."""
+    """Return the text of a C++ function for each thread attribute of Metal, such as `thread_position_in_grid`."""
     functions = [
         f"MSL_FUNC {kind} {name}(const msl_thread& t, const msl_group& g) {{ return {value}; }}\n"
         for name, (kind, value) in ATTRIBUTES.items()
@@ -78,7 +78,7 @@ def _entry(index: int, function: str, signature: Signature) -> str:
 
 
 def place_threadgroup_memory(source: str) -> str:
-    """Turn the body's threadgroup variables into references to the runtime's memory. Line numbers do not change."""
+    """Return the body with threadgroup variables as references to the runtime's memory; line numbers do not change."""
     pieces, last, ordinal = [], 0, 0
     for declared in threadgroup_declarations(source):
         pieces.append(source[last : declared.start])

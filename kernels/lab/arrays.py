@@ -36,9 +36,9 @@ Sizes = Mapping[str, int]
 
 FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-# The type parameter in a kernel's text. A check runs the kernel with T as float32 and with T as float16.
+# The name of the type parameter in a kernel's text. A check runs the kernel with T as float32 and as float16.
 CHOSEN = "T"
-# Layouts of the quantised types that a kernel gets as two arrays: packed quants, and scales.
+# Maps each quantised type that a kernel gets as two arrays, packed quants and scales, to its layout.
 SPLIT = {
     layout.name.lower(): layout
     for layout in (
@@ -46,7 +46,7 @@ SPLIT = {
         *(affine_layout(*of) for of in product(KINDS, GROUPS, DTYPES)),
     )
 }  # fmt: skip
-# The quantised types that a kernel gets as one array, the blocks of a file: (dtype of a block, weights per block).
+# Maps each quantised type that a kernel gets as one array of a file's blocks to (dtype of a block, weights per block).
 AS_BLOCKS: dict[str, tuple[np.dtype[np.void], int]] = {
     **{name: (getattr(blocks, name.upper()), 32) for name in ("q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")},
     **{name: (getattr(blocks, name.upper()), 256) for name in ("q2_k", "q3_k", "q5_k", "iq4_xs")},
@@ -83,7 +83,7 @@ class Axis:
         return prod(factor for operator, factor in self.factors if operator == "/")
 
     def size(self, sizes: Sizes) -> int:
-        """Return the length of the axis; raise ValueError if the named size is unknown or not divisible."""
+        """Return the length of the axis; raise ValueError if `sizes` lacks the name or a division is inexact."""
         if self.name is not None and self.name not in sizes:
             raise ValueError(f"axis {self.text}: expected a size for {self.name}, found sizes for {', '.join(sizes)}")
         size = sizes[self.base] if self.name is not None else int(self.base)
@@ -159,8 +159,8 @@ _TIED = (-1.0, 0.25, 0.5, 2.0)
 def random_values(array: Array, shape: tuple[int, ...], rng: np.random.Generator, *, tied: bool = False) -> Any:
     """Return random test values: normally distributed floats, small integers, bools, or a matrix with random quants.
 
-    Floats have the mean 0.25, not 0, so that the terms of a sum do not cancel. Otherwise missing terms could change
-    a sum by less than the error bound. With `tied`, floats instead have only a few distinct values.
+    Floats have the mean 0.25, not 0: if the terms of a sum cancelled, a missing term could change the sum by less than
+    the error bound. With `tied`, floats instead have only a few distinct values.
     """
     if array.type == "q8_0":
         made = np.empty((shape[0], shape[1] // BLOCK), blocks.Q8_0)
@@ -194,7 +194,7 @@ def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], N
     """Return the arrays for the kernel, and the same values for a reference, in float64, int64 or bool.
 
     For a quantised type, `values` is a StoredMatrix (only types in `SPLIT`) or the blocks of a file, as a structured
-    array (rows, blocks) or as bytes (rows, bytes of a row).
+    array (rows, blocks per row) or as bytes (rows, bytes per row).
     """
     if array.type in SPLIT:
         matrix = values if isinstance(values, StoredMatrix) else _split(array.type, np.asarray(values))

@@ -1,4 +1,4 @@
-"""Make copies of a backend that report its operations or intermediate values; the backend itself has no overhead.
+"""Make copies of a backend that report its operations or intermediate values; the original has no overhead.
 
 `profiled` returns a copy that measures the time of each operation and its cost (FLOPs and bytes). At the log level
 "trace", the copy also logs each operation. `tapped` and `observed` return copies that pass each intermediate value of a
@@ -27,7 +27,7 @@ from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
 B = TypeVar("B", bound=Backend)
 
 PRIMITIVES = (*OPERATIONS["primitive"], *OPERATIONS["storage"], *OPERATIONS["exchange"])
-# The own time of a composed block excludes its primitives, which are timed separately. A fused block is timed as a
+# The time of a composed block does not include its primitives, which are timed separately. A fused block is timed as a
 # whole.
 BLOCKS = tuple(OPERATIONS["block"])
 
@@ -35,7 +35,7 @@ LAYER = re.compile(r"blk\.(\d+)\.(.*)")
 
 
 def with_methods(backend: B, prefix: str, methods: Mapping[str, Any]) -> B:
-    """Return a copy of `backend` in which some methods are replaced. Its class is derived from the original's class."""
+    """Return a copy of `backend` with some methods replaced. The class of the copy is a subclass of the original's."""
     copied, kind = copy.copy(backend), type(backend)
     copied.__class__ = type(f"{prefix}{kind.__name__}", (kind,), dict(methods))
     return copied
@@ -91,7 +91,7 @@ def _log(span: Span, args: tuple[Any, ...]) -> None:
 
 
 def _place(args: tuple[Any, ...]) -> tuple[int | None, str]:
-    """Return (3, "attn_q") if "blk.3.attn_q" is the first such name of an argument; (None, "") if there is no name."""
+    """Return (3, "attn_q") if the first argument with a layer's name is "blk.3.attn_q"; (None, "") if none has one."""
     for arg in flattened(args):
         found = LAYER.match(getattr(arg, "name", ""))
         if found:
@@ -137,10 +137,10 @@ def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
 def observed(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
     """Return a copy of `backend` that calls `tap` as in `tapped`, and whose results are bit-identical to `backend`'s.
 
-    The composed blocks use the backend's own norms and products, and their inputs are results of its fused blocks. So
-    the tapped values are bit-identical to the values inside the fused blocks. Exceptions are experts and linear
-    attention on the compiled CPU backend: their composed blocks compute activation functions in NumPy, which may change
-    the last bits.
+    A composed block uses the backend's own norms and products, and has the same inputs as the fused block. So the
+    tapped values are bit-identical to the values inside the fused blocks. Exceptions are experts and linear attention
+    on the compiled CPU backend: their composed blocks compute activation functions in NumPy, which may change the last
+    bits.
     """
     blocks = {name: _twice(getattr(Backend, name), getattr(backend, name)) for name in OPERATIONS["block"]}
 

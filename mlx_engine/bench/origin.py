@@ -67,7 +67,7 @@ def cache_bytes() -> int | None:
 
 
 def output_of(*command: str) -> str | None:
-    """Return what a command prints, without white space at the ends; None if it fails or prints nothing."""
+    """Return the output of a command, without white space at the ends; None if the command fails or prints nothing."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
@@ -114,7 +114,7 @@ def origin() -> dict[str, object]:
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, object]:
-    """Return the model's name, the bytes and number of its weights, and the checkpoint's notes if it has any."""
+    """Return the model's name, the size of its weights in bytes, their number, and the checkpoint's notes, if any."""
     weights = [checkpoint.weight(name) for name in checkpoint.shapes]
     return {
         "model_name": str(checkpoint.metadata.get("general.name") or checkpoint.architecture),
@@ -133,10 +133,10 @@ IDLE, TWICE = ("idle", "iowait"), ("guest", "guest_nice")
 
 
 class OtherProcesses:
-    """Counts the core time of other processes, from the creation of this object on.
+    """Counts the time of other processes on the cores that this process may use, from the creation of this object on.
 
-    Other processes are all but this process and its ended children. Only the cores that this process may use count.
-    Time that the host takes from a virtual machine counts, too.
+    Other processes are all but this process and its ended children. Time that the host takes from a virtual machine is
+    included.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class OtherProcesses:
         return min(1.0, max(0.0, busy - own - TICKS) / whole) if whole > 0 else None
 
     def _times(self) -> tuple[float, float, float]:
-        """Return the core seconds so far: all, busy ones, and those of this process and its ended children."""
+        """Return core seconds so far: (in total, busy, used by this process and its ended children)."""
         whole = busy = 0.0
         for core in self._cores():
             times = {name: seconds for name, seconds in core._asdict().items() if name not in TWICE}
@@ -158,7 +158,7 @@ class OtherProcesses:
         return whole, busy, sum(self._process.cpu_times()[:4])
 
     def _cores(self) -> Sequence[Any]:
-        """Return the times of each core that this process may use, or of all cores if these are not known."""
+        """Return the times of each core that this process may use, or of all cores if the usable ones are unknown."""
         cores = psutil.cpu_times(percpu=True)
         allowed = self._process.cpu_affinity() if hasattr(self._process, "cpu_affinity") else None
         return [cores[i] for i in allowed] if allowed and max(allowed) < len(cores) else cores
@@ -170,13 +170,13 @@ def fields(share: float | None) -> dict[str, Any]:
 
 
 def disturbed(rows: Sequence[dict[str, Any]]) -> str | None:
-    """Return the sentence of `finding` in bold Markdown, or None."""
+    """Return the sentence of `finding` in bold Markdown, or None if there is no sentence."""
     text = finding(rows)
     return None if text is None else f"**{text[0].upper()}{text[1:]}.**"
 
 
 def finding(rows: Sequence[dict[str, Any]]) -> str | None:
-    """Return a sentence about the rows whose figures are not usable, or None if there are none.
+    """Return a sentence about the rows whose figures are not usable, or None if all are usable or unknown.
 
     A row without the key `test` is the result of the command `report`.
     """

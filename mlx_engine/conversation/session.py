@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlx_engine.loop.stream import Generation, Progress, Stream
     from mlx_engine.tokenizer.chat import History
 
-# Matches in a template that reads the reasoning of an answer from a field of the message.
+# Matches the place where a chat template reads the reasoning of an answer from a field of the message.
 READS_REASONING = re.compile(r"""reasoning_content|\.thinking\b|\[['"]thinking['"]\]""")
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
@@ -28,10 +28,10 @@ SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 
 @dataclass(frozen=True)
 class Turn:
-    """A question of the user with the answer of the model.
+    """An answer of the model, to a question or to the results of tool calls.
 
     Attributes:
-        n_messages: the number of messages up to the end of this turn, not counting the system message.
+        n_messages: the number of messages up to and including this answer, not counting the system message.
     """
 
     generation: Generation
@@ -104,7 +104,7 @@ class Conversation:
 
     @property
     def system(self) -> str | None:
-        """The system message; None for none. Setting it changes the first message."""
+        """The system message, which is the first message; None if there is no system message."""
         first = self.messages[0] if self.messages else {}
         return first["content"] if first.get("role") == SYSTEM else None
 
@@ -115,7 +115,7 @@ class Conversation:
 
     @property
     def generation(self) -> Generation | None:
-        """The last answer; None before the first."""
+        """The last answer; None before the first answer."""
         return self.turns[-1].generation if self.turns else None
 
     @property
@@ -196,7 +196,7 @@ class Conversation:
         self.system, self.turns = system, []
 
     def load(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Replace the conversation.
+        """Replace the messages, and remove all turns.
 
         Raises:
             EngineError: `messages` are invalid, or the template cannot render them; the conversation is unchanged.
@@ -352,7 +352,7 @@ def _n_said(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def asked(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Add a question if a system message is the only message, because many templates refuse such a conversation."""
+    """Return the messages, plus a question if there is only a system message: many templates refuse it alone."""
     is_system_alone = len(messages) == 1 and isinstance(messages[0], dict) and messages[0].get("role") == SYSTEM
     return [*messages, {"role": USER, "content": "a"}] if is_system_alone else messages
 
@@ -364,7 +364,7 @@ def conversation_ids(
     history: History | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
-    """Return the token ids of messages, by the model's chat template or as plain text. No weight is read.
+    """Return the token ids of messages, by the model's chat template or as plain text; this needs no weights.
 
     Raises:
         OptionError: `messages` is not a list of messages, or there are tools and the format of calls is unknown.

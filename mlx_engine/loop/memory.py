@@ -28,8 +28,8 @@ def spare_bytes(model: Model) -> int:
 def pool_for(model: Model, slots: int, kv_memory: int | None = None, n_proposed: int = 0) -> KVPool:
     """Return a KV pool for `slots` sequences, of at most `kv_memory` bytes (default: `spare_bytes`).
 
-    The pool has room for at most `slots` times the model's context length. If the model has recurrent states, the pool
-    can also store the states after `n_proposed` tokens, the largest number of proposed tokens in a pass.
+    The pool has room for at most `slots` times as many tokens as the model's context. If the model has recurrent
+    states, the pool can also store the states after each proposed token of a pass, at most `n_proposed` tokens.
 
     Raises:
         OptionError: the size is too small for one page per sequence. Or the model runs on several ranks (processes),
@@ -75,8 +75,8 @@ class Traffic:
         weights: bytes of the matrices that every token uses: those of the layers and the head, except routed experts.
         kv: maps each attention window to the bytes of one token's keys and values in all layers with this window. The
             window None stands for layers that attend to every token.
-        experts: maps the share of its experts that a layer uses for one token to the bytes of all experts in the layers
-            with this share. `nbytes` estimates how many different experts the tokens of a pass use.
+        experts: maps each share (experts used per token / all experts of the layer) to the bytes of all experts in the
+            layers with this share. `nbytes` estimates how many different experts the tokens of a pass use.
         state: bytes of the recurrent states of one sequence; 0 if the model has no such states.
     """
 
@@ -115,7 +115,7 @@ class Traffic:
 def linears(value: Any) -> list[Linear]:
     """Return all linear layers in an attribute of a model.
 
-    The layers of experts are included only if `Backend.stack` returns each of them as a `Linear`.
+    The linear layers of experts are included only if `Backend.stack` returns them as `Linear` objects.
     """
     return parts_of(value, (Linear,))
 

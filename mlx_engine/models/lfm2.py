@@ -50,7 +50,8 @@ ATTENTION, CONVOLUTION = "full_attention", "conv"
 class KVHeads(Setting):
     """The setting of each layer's number of KV heads, 0 for a convolution.
 
-    config.json has one number, and lists the layers with attention in `layer_types` or `full_attn_idxs`.
+    config.json has one number, and either the kind of each layer (`layer_types`) or the indices of the layers with
+    attention (`full_attn_idxs`).
     """
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[int, ...]:
@@ -79,8 +80,8 @@ class FeedForward(Setting):
     """The setting of the FFN size.
 
     config.json has a size under `block_ff_dim` or `intermediate_size`. If `block_auto_adjust_ff_dim` is false, this
-    size is the FFN size. If it is true (the default), the FFN size is 2/3 of this size, times
-    `block_ffn_dim_multiplier`, rounded up to a multiple of `block_multiple_of`, as in the first Llama.
+    size is the FFN size. If the flag is true (the default), the FFN size is computed as in the first Llama: 2/3 of this
+    size, times `block_ffn_dim_multiplier`, rounded up to a multiple of `block_multiple_of`.
     """
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
@@ -195,7 +196,7 @@ def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, table: Tabl
 
 
 def _table(cfg: Config, checkpoint: Checkpoint, table: Table) -> Table:
-    """Return `table` plus the rows whose stored form depends on the model's sizes."""
+    """Return `table` with the rows of convolutions, whose stored form depends on the model's sizes."""
     D, W = cfg.hidden_size, cfg.conv_width
     projections = {
         f"blk.*.shortconv.{part}.weight": Row(

@@ -1,8 +1,8 @@
 """MiniCPM 1B and 2B, and MiniCPM4.
 
-Paper: "MiniCPM", arXiv 2404.06395. Reference: llama.cpp, models/minicpm. The layers are Granite's, with the scale
-`head_dim**-0.5` of the scores. The residual multiplier and the divisor of the logits are computed from `scale_depth`
-and `dim_model_base` in config.json (`Multiplier`).
+Paper: "MiniCPM", arXiv 2404.06395. Reference: llama.cpp, models/minicpm. The layers are Granite's; attention scores are
+scaled by `head_dim**-0.5`. The residual multiplier and the divisor of the logits are computed from `scale_depth` and
+`dim_model_base` in config.json (`Multiplier`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ GGUF_ARCHITECTURE = "minicpm"
 
 @dataclass(frozen=True)
 class Multiplier(Setting):
-    """The setting of a multiplier, which is computed from a number in config.json and a size of the model.
+    """The setting of a multiplier or divisor, computed from a number in config.json and a size of the model.
 
     Attributes:
-        gguf: the GGUF key of the multiplier.
+        gguf: the GGUF key of the multiplier or divisor.
         hf: the key of the number in config.json. The default of the number is 1.
         size: a function that returns the size, given a config.
-        power: 1 if the multiplier is `number / size`, -1 if the multiplier is `size / number`.
+        power: 1 if the value is `number / size`, -1 if the value is `size / number`.
     """
 
     gguf: str

@@ -1,8 +1,9 @@
 """MiniCPM3.
 
-Reference: Hugging Face transformers, models/minicpm3. Differences from DeepSeek-V2: all layers are dense; rotary pairs
-are (j, j + R/2) of the R rotated elements, in folders and GGUF files; LongRoPE; multipliers of the embeddings and of
-the outputs of attention and FFN, and a divisor of the logits. GGUF has no keys for these settings.
+Reference: Hugging Face transformers, models/minicpm3. Differences from DeepSeek-V2: all layers are dense; RoPE rotates
+the pairs (j, j + R/2) of the R rotated elements, in folders and GGUF files; its scaling rule may be LongRoPE; the
+embeddings and the outputs of attention and FFN are multiplied by constants, and the logits are divided by one. GGUF
+has no keys for these constants.
 """
 
 from __future__ import annotations

@@ -47,13 +47,13 @@ from mlx_engine.serve.sse import LateStream, failure_event, unless_gone
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# /tokenize accepts at most `BYTES_PER_TOKEN * Service.most_ids` bytes of text, and /detokenize `most_ids` ids.
+# /tokenize accepts at most `BYTES_PER_TOKEN * Service.most_ids` bytes of text, and /detokenize `Service.most_ids` ids.
 BYTES_PER_TOKEN = 8
 
 # The memory for all large bodies that are being read, in multiples of `Service.max_body`.
 MOST_BODIES = 16
 
-# The routes that generate text.
+# Maps each route that generates text to its `Form`.
 FORMS = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
@@ -107,8 +107,8 @@ def create_app(models: Models) -> Starlette:
         exception_handlers={HTTPException: _not_routed},
         lifespan=lifespan,
     )
-    # Answer a path with an extra slash with 404. By default, Starlette would redirect the client to the host that its
-    # header Host names.
+    # If a path has an extra slash at the end, answer with 404. By default, Starlette would redirect the client to the
+    # host in the request's header Host, which may be any host.
     app.router.redirect_slashes = False
     return app
 
@@ -178,7 +178,7 @@ class Endpoint:
         await unless_gone(receive, self._answer(scope, body, respond))
 
     async def _answer(self, scope: Scope, body: bytes, respond: Respond) -> None:
-        """Run `about` at once, or wait until the model is loaded and run `handler`.
+        """Run `about` at once, or wait until the requested model is loaded and run `handler`.
 
         If the client asked for a stream, send SSE comments during a long wait.
         """
@@ -209,9 +209,9 @@ class Endpoint:
 async def refuse(response: Response, receive: Receive, send: Send, wait: Callable[[], Awaitable[None]]) -> None:
     """Send the response to a request that failed.
 
-    If the response closes the connection, discard incoming data for at most LINGER_SECONDS before the response ends:
-    closing a socket with unread data resets the connection, and the client may lose the reply. Await `wait` before each
-    piece of data, to limit the rate.
+    If the response closes the connection, discard incoming data for at most LINGER_SECONDS before ending the response:
+    closing a socket with unread data resets the connection, and the client may lose the response. Await `wait` before
+    each piece of data, to limit the rate.
     """
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
@@ -232,7 +232,7 @@ async def list_models(models: Models, body: bytes, respond: Respond) -> None:
 
 
 async def describe(models: Models, body: bytes, respond: Respond) -> None:
-    """Respond with the entry of the model whose name is `body`, from the path."""
+    """Respond with the entry of one model; `body` is the model's name, from the path."""
     await respond(json_response(await models.card(body.decode())))
 
 
@@ -310,7 +310,7 @@ def _text(service: Service, body: bytes) -> Response:
 
 
 async def tokenizer_info(service: Service, body: bytes, respond: Respond) -> None:
-    """Describe the tokenizer in vLLM's form, from which clients of /tokenize read the end-of-text token."""
+    """Describe the tokenizer in vLLM's form. Clients of /tokenize read the end-of-text token from this reply."""
     tokenizer = service.engine.tokenizer
     names = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
     found: dict[str, object] = {name: None if i is None else tokenizer.token(i) or None for name, i in names.items()}
@@ -319,7 +319,7 @@ async def tokenizer_info(service: Service, body: bytes, respond: Respond) -> Non
 
 
 def too_many(param: str, n: int, most: int, what: str) -> ApiError:
-    """Return the error for a parameter with too many bytes or ids, as `what` says."""
+    """Return the error for a parameter with too many bytes or ids; `what` is "bytes" or "ids"."""
     message = f"{param}: {n:,} {what} are too many; at most {most:,} are accepted per request"
     return ApiError(400, message, param=param, code="invalid_value")
 

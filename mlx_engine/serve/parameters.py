@@ -3,8 +3,7 @@
 `mlx_engine.options` declares which engine options are request parameters, with their types. A constraint of the answer
 can be given under OpenAI's name (`response_format`) or under vLLM's names (`structured_outputs`, `guided_json`, ...).
 
-An unknown parameter is an error that names it. A parameter that is not implemented is accepted only with a value that
-has no effect.
+An unknown parameter is refused. A parameter that is not implemented is accepted only with a value that has no effect.
 """
 
 from __future__ import annotations
@@ -91,13 +90,13 @@ def _changes_nothing(value: object, schema: Schema) -> bool:
 # The default of max_tokens in OpenAI's /v1/completions.
 COMPLETION_TOKENS = 16
 
-# A key of logit_bias: without leading zeros, so that no id occurs twice; of at most ten digits, because `int` raises
-# ValueError for thousands of digits.
+# Matches a key of logit_bias. Leading zeros are refused, so that no id occurs twice, and more than ten digits, because
+# `int` raises ValueError for thousands of digits.
 TOKEN_ID = "0|[1-9][0-9]{0,9}"
 
 SEEDS = range(-(1 << 63), 1 << 64)
 
-# Parts of the error messages of msgspec.
+# Match msgspec's error messages: a message with the place of the error, and a message about a field.
 PLACE = re.compile(r"(.*?) - at `\$\.?(.*)`", re.DOTALL)
 FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
 
@@ -171,7 +170,7 @@ class PredictedText(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prediction(msgspec.Struct, forbid_unknown_fields=True):
-    """A text that the answer may repeat, such as a file before an edit. It may make the answer faster."""
+    """A text that the answer may repeat, such as a file before an edit. With speculation, generation may be faster."""
 
     type: Literal["content"]
     content: str | list[PredictedText]
@@ -192,7 +191,7 @@ class Reading(NamedTuple):
 
 
 class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
-    """The body of a request that generates text, in any API. It has the options of `DECLARED`, None by default."""
+    """The body of a request that generates text, in any API. The options in `DECLARED` are fields, None by default."""
 
     # Whether a token limit that exceeds the context or the KV cache is reduced instead of refused: clients of some APIs
     # always send the same large number.
@@ -265,7 +264,7 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
 
 
 class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
-    """The parameters that chat and completions have."""
+    """The parameters that /v1/chat/completions and /v1/completions share."""
 
     max_tokens: int | None = None
     n: int | None = None
@@ -393,7 +392,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         return ToolChoice.of(form, is_parallel=self.parallel_tool_calls is not False)
 
     def check(self, slots: int) -> None:
-        """Check the request. The engine checks the messages, except their roles and a message to continue."""
+        """Check the request. Of the messages, check the roles and a message to continue; the engine checks the rest."""
         super().check(slots)
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         _require(len(limits) < 2, "max_tokens", "must be the same as max_completion_tokens", self.max_tokens)
@@ -434,7 +433,7 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def is_scored(self) -> bool:
-        """Whether the key `logprobs` of a choice also has the prompt's tokens."""
+        """Whether `logprobs` in each choice of the reply also lists the prompt's tokens."""
         return bool(self.echo) and self.logprobs is not None
 
     @property
@@ -497,8 +496,8 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
 
 
-# Parameters with data of the client, in which `parse` keeps floats such as 1.0, because templates or constraints read
-# these data.
+# In these parameters, `parse` never converts floats such as 1.0 to ints, because templates or constraints read the
+# values.
 AS_IS = (
     *("messages", "chat_template_kwargs", "input", "system", "tools"),
     *("response_format", "structured_outputs", "guided_json"),
@@ -508,7 +507,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def parse(body: bytes, kind: type[S], known: Mapping[str, Schema] | None = None) -> S:
-    """Return a JSON body as a struct; `known` are parameters that are not implemented, see `without_noops`.
+    """Return a JSON body as a struct; `known` has the parameters that are not implemented, see `without_noops`.
 
     Raises:
         ApiError: the body is not JSON, or a parameter is unknown, missing, of a wrong type or not implemented.
@@ -562,7 +561,7 @@ def _top_k(given: int) -> int | None:
 
 
 def _seed(given: int) -> int:
-    """Convert a seed to a number >= 0, because OpenAI allows negative seeds."""
+    """Convert a seed to a number >= 0, as the engine requires; OpenAI also allows negative seeds."""
     _require(given in SEEDS, "seed", "must be a 64-bit integer", given)
     return given % (1 << 64)
 
@@ -574,7 +573,7 @@ def _bias(given: Mapping[str, float]) -> dict[int, float]:
     return {int(key): value for key, value in given.items()}
 
 
-# Maps a parameter to the function that converts its values to values of the engine's option, if these differ.
+# Maps each parameter whose values differ from those of the engine's option to the function that converts them.
 READ: Mapping[str, Callable[[Any], Any]] = {"top_k": _top_k, "seed": _seed, "logit_bias": _bias}
 
 
@@ -583,7 +582,7 @@ def _require_alternatives(param: str, n: int | None) -> None:
 
 
 def _require(holds: bool, param: str, rule: str, found: object = None) -> None:
-    """Raise ApiError unless `holds`. The message has the parameter, its rule, and, unless it is None, `found`."""
+    """Raise ApiError unless `holds`. The message has the parameter, its rule, and `found` if this is not None."""
     if not holds:
         instead = "" if found is None else f", not {found!r:.80}"
         raise ApiError(400, f"{param} {rule}{instead}", param=param, code="invalid_value")
@@ -638,7 +637,7 @@ HOW: Mapping[str, Callable[[Any], Constraint]] = {
 
 
 def asked(given: Parameters) -> Asked:
-    """Return the constraint of a request; raise ApiError if there are several, or it is invalid."""
+    """Return the constraint of a request; raise ApiError for several constraints, or an invalid one."""
     form, outputs = given.response_format, given.structured_outputs or StructuredOutputs()
     ways: list[tuple[str, Callable[[Any], Constraint], Any]] = [
         ("structured_outputs.json_object", lambda _: Constraint.json_object(), outputs.json_object or None)
@@ -661,7 +660,7 @@ def asked(given: Parameters) -> Asked:
 
 
 def asked_format(form: ResponseFormat, param: str) -> Asked:
-    """Return the constraint of a response format; raise ApiError if it is invalid. `param` is its parameter."""
+    """Return the constraint of a response format; raise ApiError if it is invalid. `param` names the parameter."""
     given = form.json_schema
     if form.is_text:
         return Asked()

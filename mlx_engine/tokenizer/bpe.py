@@ -26,8 +26,8 @@ _KEY = "tokenizer.ggml.merges"
 class Merges(Sequence[tuple[str, str]]):
     """The merges of a GGUF file, in order of rank. If a merge is listed twice, the first rank counts.
 
-    The file stores a merge as `left right`. In tokens, a space is written as `Ġ` or U+2581. Merges are split into pairs
-    only during iteration: a list of the 151,387 pairs of Qwen2 would take 25 MB.
+    The file stores a merge as `left right`; a space inside a token is written as `Ġ` or U+2581. Merges are split into
+    pairs only during iteration: a list of the 151,387 pairs of Qwen2 would take 25 MB.
 
     Raises:
         TokenizerError: the file has no merges, or an entry is not a pair.
@@ -86,10 +86,11 @@ def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, 
 def without_control(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges) -> Sequence[tuple[str, str]]:
     """Return the merges, without those that join or produce a control, unknown, unused or undefined token.
 
-    So plain text such as `</s>` is not encoded as a control token. If no merge produces such a token, all are returned.
+    So plain text such as `</s>` is not encoded as a control token. If no merge produces such a token, return all
+    merges.
 
     Raises:
-        TokenizerError: a merge produces no token. If all merges are returned, the library checks this later.
+        TokenizerError: a merge produces no token. If all merges are returned, the library checks them later.
     """
     barred_ids = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
     barred = {vocabulary.tokens[i] for i in barred_ids}
@@ -147,7 +148,7 @@ _digit_by_digit = Split((r"\p{N}", _GPT_2))
 _llama_3 = Split((_LLAMA_3,), whole_words=True, add_bos=True)
 _merging_llama_3 = Split((_LLAMA_3,))
 
-# The pre-tokenizers, by their names in the GGUF key `tokenizer.ggml.pre`.
+# Maps each value of the GGUF key `tokenizer.ggml.pre` to its pre-tokenizer.
 SPLITS: dict[str, Split] = {
     "gpt-2": _gpt_2,
     "phi-2": _gpt_2,
@@ -180,7 +181,7 @@ SPLITS: dict[str, Split] = {
 
 
 def name_of(pre_tokenizer: Any, *, whole_words: bool) -> str | None:
-    """Return the name in `SPLITS` of the pre-tokenizer of a `tokenizer.json`; None if it is not in `SPLITS`."""
+    """Return the name in `SPLITS` for the pre-tokenizer of a `tokenizer.json`; None if `SPLITS` does not have it."""
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
     if [step and step["type"] == "ByteLevel" for step in steps] != [False] * (len(steps) - 1) + [True]:
         return None

@@ -25,12 +25,13 @@ from ..build.vectors import get, put
 from ..products.norms import norm_rotate
 from .stored import put_row, row_bytes
 
-# Words (int64) of a job. In the input, tokens are ROW elements apart. In the output, tokens are BY_TOKEN elements
-# apart, and the heads of a token BY_HEAD elements. If NORM_WEIGHT is 0, there is no norm. WHERE is the address of one
-# int64 per token: the token's row in the cos/sin tables, or its slot. When heads are written to slots, TYPE is the type
-# of the store, BY_TOKEN is the distance in bytes between slots, and BY_HEAD the distance in bytes between heads.
+# Words (int64) of a job (`build/jobs.py`). In the input, tokens are ROW elements apart.
+# - For `norm_rope`, WHERE is the address of the tokens' rows in the cos/sin tables (int64). In the output, tokens are
+#   BY_TOKEN elements apart, and the heads of a token are BY_HEAD elements apart. If NORM_WEIGHT is 0, there is no norm.
+# - For `put_span`, WHERE is the address of the tokens' slots in the KV store (int64), and TYPE is the store's type.
+#   BY_TOKEN is the distance in bytes between slots, and BY_HEAD the distance in bytes between heads.
 X, ROW, HEADS, WIDTH, NORM_WEIGHT, NORM_EPS, COS, SIN, WHERE, OUT, TOKENS, BY_TOKEN, BY_HEAD, TYPE = range(14)
-# Number of tokens in a chunk.
+# Number of tokens in a chunk, which one thread processes.
 SPAN = 32
 
 
@@ -62,7 +63,7 @@ def _run(
 
 @task
 def put_span(job: Any, chunk: int, scratch: int) -> None:
-    """Write the heads of SPAN tokens to the tokens' slots, in the type of the store."""
+    """Write the heads of SPAN tokens to the tokens' slots in the KV store, in the type of the store."""
     slots, width = words(job[WHERE]), job[WIDTH]
     for t in range(chunk * SPAN, min((chunk + 1) * SPAN, job[TOKENS])):
         for h in range(job[HEADS]):
@@ -94,13 +95,13 @@ def norm_rope_pair(
         n_tokens: T.
         positions: address of the tokens' positions, int64 (T,).
         q: address of the queries.
-        q_row: distance between the queries of tokens, in elements.
+        q_row: distance between the queries of adjacent tokens, in elements.
         k: address of the keys.
-        k_row: distance between the keys of tokens, in elements.
-        cos: address of the cosines (positions, E / 2).
-        sin: address of the sines (positions, E / 2).
-        q_out: address of the output (T, H, E).
-        k_out: address of the output (T, G, E).
+        k_row: distance between the keys of adjacent tokens, in elements.
+        cos: address of the table of cosines (number of positions, E / 2).
+        sin: address of the table of sines (number of positions, E / 2).
+        q_out: address of the rotated queries (T, H, E).
+        k_out: address of the rotated keys (T, G, E).
     """
     control, b = words(address), words(block)
     width, job = b[HEAD_DIM], control[JOB:]
@@ -120,7 +121,9 @@ def put_pair(
     address: int, span: int, n_tokens: int, n_heads: int, width: int, k: int, k_row: int, v: int, v_row: int,
     store: int, kind: int, n_slots: int, slots: int,
 ) -> None:  # fmt: skip
-    """Write keys and values (T, G, E) to the tokens' slots of a store (2, G, slots, E), or (1, ...) without values.
+    """Write keys and values (T, G, E) to the tokens' slots in a KV store.
+
+    The store has the shape (2, G, slots, E), or (1, G, slots, E) if it has only keys.
 
     Args:
         address: address of the thread pool's control block.
@@ -129,12 +132,12 @@ def put_pair(
         n_heads: G.
         width: E, a multiple of 16, and of 32 if the store is Q8_0.
         k: address of the keys.
-        k_row: distance between the keys of tokens, in elements.
+        k_row: distance between the keys of adjacent tokens, in elements.
         v: address of the values; 0 if the store has only keys.
-        v_row: distance between the values of tokens, in elements.
+        v_row: distance between the values of adjacent tokens, in elements.
         store: address of the store.
         kind: the type of the store, one of the values of `layout.KV_TYPES`.
-        n_slots: slots per head of the store.
+        n_slots: number of slots in the store.
         slots: address of the tokens' slots, int64 (T,).
     """
     control, by_token = words(address), row_bytes(kind, width)
