@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 PAGE = mmap.PAGESIZE
 # The default alignment of buffers in bytes. Kernels may load 16 bytes at a time, and MLX's buffers are aligned for it.
 ALIGNMENT = 16
-# The byte that fills the unused part of a buffer's pages (the canaries); floats of such bytes are NaN.
+# The bytes of a buffer's pages that are unused are called canaries, and have this value. Read as floats, they are NaN.
 CANARY = 0xFF
 _CANARIES = bytes([CANARY]) * PAGE
-# The bytes that fill the unused part of an input's pages. They are also NaN, but differ from the canaries: if a kernel
-# copies these bytes past the end of an output, the output's canaries change.
+# The bytes that fill the unused part of an input's pages. Read as floats, they are NaN. They differ from the canaries:
+# if a kernel copies these bytes past the end of an output, the output's canaries change.
 _BESIDE_INPUTS = b"\xc1\xff" * (PAGE // 2)
-RESIDENT = 64 << 10  # the size in bytes of the smallest inputs whose copies are kept for later runs
-TOTAL = 2 << 30  # the largest number of bytes that all kept copies have after a run
+RESIDENT = 64 << 10  # copies of inputs of at least this many bytes are kept for later runs
+TOTAL = 2 << 30  # after a run, all kept copies together have at most this many bytes
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -40,7 +40,7 @@ _SPACE = 1 << 47
 
 
 class Bounds(NamedTuple):
-    """The bytes of a buffer that a kernel may access, and the mapped pages around them."""
+    """The address and size of a buffer's mapped pages, and of the bytes in them that a kernel may access."""
 
     pages: int
     page_bytes: int
@@ -160,7 +160,7 @@ class _Key(NamedTuple):
 
 
 class Pool:
-    """A pool of reusable buffers. Copies of large inputs (at least RESIDENT bytes) are kept for later runs.
+    """Lends buffers. Small ones are reused; copies of large inputs (at least RESIDENT bytes) are kept for later runs.
 
     A kept copy is found by the address of the input. Before the copy is used again, its bytes are compared with the
     input: MLX may have reused the address for another array, or NumPy may have changed the input.
@@ -176,7 +176,7 @@ class Pool:
 
     @contextmanager
     def lending(self) -> Iterator[Pool]:
-        """At the end of this context, take back all buffers that were lent within it."""
+        """At the end of this context, take back all buffers that were lent within it; drop copies, see `_forget`."""
         try:
             yield self
         finally:
@@ -203,7 +203,10 @@ class Pool:
     def readable(
         self, address: int, size: int, owner: Any = None, *, at_end: bool, alignment: int = ALIGNMENT
     ) -> Buffer:
-        """Return a read-only copy of `size` bytes at `address`. A kept copy is dropped when `owner` is deleted."""
+        """Return a read-only copy of `size` bytes at `address`.
+
+        `owner` is the object that has these bytes. After it is deleted, `lending` drops a kept copy.
+        """
         if size < RESIDENT:
             buffer = self.writable(size, at_end=at_end, alignment=alignment)
             ctypes.memmove(buffer.start, address, size)

@@ -26,11 +26,11 @@ from .arrays import CHOSEN, STORED, Array, Sizes, dtype_of, on_device, parse, ra
 
 # Sizes of an axis that reveal mistakes: around 1, around a SIMD-group (32), around a threadgroup (256), and odd sizes.
 RAGGED = (1, 2, 3, 7, 8, 31, 32, 33, 64, 65, 100, 127, 256, 257)
-# The number of shapes that `ragged` chooses; it may add a large one (`BEYOND`).
+# The largest number of shapes that `ragged` chooses; it may add a large shape (see `BEYOND`).
 SHAPES = 24
-# The sizes of these shapes have at most this product, so that NumPy and the emulator are fast.
+# The largest product of the sizes of a chosen shape, so that NumPy and the emulator are fast.
 MOST_NUMBERS = 1 << 18
-# `ragged` includes a shape with an array of more elements than this, to reveal indices of 16 bits.
+# If possible, one shape has an array of more elements than this, to reveal indices of 16 bits.
 BEYOND = 1 << 16
 
 
@@ -44,26 +44,28 @@ class Experiment:
 
     "q8_0 N K" describes a Q8_0 matrix. For such an array `w`, the kernel gets two arrays: `wq`, uint32 (N, K/4), the
     quants, and `ws`, float16 (N, K/32), the scales (see kernels/metal/layout.py). The reference gets `w` as float64.
-    q4_0, q4_k, q6_k and MLX's types (affine4_g64_f16) are passed in the same way. For q4_1, q5_0, q5_1, q2_k, q3_k,
-    q5_k, iq4_nl, iq4_xs and mxfp4, the kernel gets one array `w`: the blocks of a file, uint8 (N, bytes of a row).
+    q4_0, q4_k, q6_k and MLX's types (affine4_g64_f16) are also passed as `wq` and `ws`. For q4_1, q5_0, q5_1, q2_k,
+    q3_k, q5_k, iq4_nl, iq4_xs and mxfp4, the kernel gets one array `w`: the blocks of a file, uint8 (N, bytes of a
+    row).
 
-    The functions `reference`, `threads`, `magnitude` and `data` are called with the values that their parameters name:
-    axes and constants; for `reference` and `magnitude` also inputs; for `data` also `rng`, a random generator.
+    Each parameter of the functions `reference`, `threads`, `magnitude` and `data` has the name of an axis or constant,
+    and gets its value. Parameters of `reference` and `magnitude` can also name inputs. A parameter `rng` of `data` gets
+    a random generator.
 
     Attributes:
         name: the kernel's name, an identifier.
         source: the body of the kernel in the Metal Shading Language; MLX generates the signature.
-        inputs, outputs: array descriptions by name.
+        inputs, outputs: map the names of arrays to their descriptions.
         reference: NumPy function that returns the expected output for float64 inputs; a tuple for several outputs.
         threads: function that returns the number of threads in each direction; it is rounded up to whole threadgroups.
         threadgroup: threads of a threadgroup in each direction.
-        constants: names in the kernel's text that stand for an int or bool, with their values.
+        constants: maps names in the kernel's text to the ints and bools for which they stand.
         header: text before the kernel, for functions.
         data: function that returns a dict of the inputs that must not be random.
         magnitude: function that returns the scale of errors for each element of an output; for a matrix product, this
             is the product of `abs(x)` and `abs(w)`. The default is the largest absolute number of the expected output.
-        bound: largest accepted error, in float32 epsilons of the magnitude, plus the rounding of the result to a
-            shorter type.
+        bound: largest accepted error, divided by the magnitude times the float32 epsilon. If the output has a shorter
+            type, the rounding to this type is accepted in addition.
         init_value: initial value of outputs.
         atomic_outputs: whether the outputs are atomic; their last bits may then depend on the order of threads.
         lanes: "all" if all lanes must take part in SIMD-group operations, as CUDA requires; "active" if not, as in
@@ -71,8 +73,9 @@ class Experiment:
         suffixes: whether floating-point literals must have a suffix, as CUDA requires.
         sizes: default of the argument `sizes` of `check`; if both are None, `ragged` chooses shapes.
         least: smallest sizes of axes, if larger than 1, such as {"N": 4}.
-        ties: whether a kernel that compares numbers also runs with many equal numbers; it must then choose the same of
-            several equal numbers as the reference. Set it to False if the kernel may choose any of them.
+        ties: whether a kernel that compares numbers is also checked with inputs that have many equal numbers. The
+            kernel must then choose the same one of several equal numbers as the reference. Set `ties` to False if the
+            kernel may choose any of them.
 
     Raises:
         ValueError: the definition has a mistake.
@@ -116,8 +119,8 @@ class Experiment:
     def _check_functions(self) -> None:
         """Check the parameters of all functions, and the results of `threads` and `data` for the smallest sizes.
 
-        Exceptions of `threads` and `data` are ignored: the functions may not support the smallest sizes, and a check
-        may not use them.
+        Exceptions of `threads` and `data` are ignored, because the functions need not support the smallest sizes if
+        checks use only larger sizes.
         """
         numbers = {**self.smallest, **self.constants}
         everything = [*numbers, *self.inputs]
@@ -219,10 +222,10 @@ class Experiment:
     def launch(
         self, sizes: Sizes, dtype: str = "float32", seed: int = 0, *, tied: bool = False
     ) -> tuple[Launch, dict[str, NDArray[Any]]]:
-        """Return a launch with random inputs, and the same inputs for the reference, as float64, int64 or bool.
+        """Return a launch, and its inputs for the reference, as float64, int64 or bool.
 
-        With `tied`, floats have only a few distinct values. Raise ValueError if sizes are missing or not divisible, or
-        a function's result has the wrong shape.
+        Inputs that `data` does not return are random. With `tied`, random floats have only a few distinct values. Raise
+        ValueError if a size is missing, too small or not a required multiple, or if a function's result is invalid.
         """
         self._check(sizes)
         known = {**sizes, **self.constants}
@@ -278,7 +281,10 @@ class Experiment:
             yield result, np.broadcast_to(np.asarray(against, dtype=np.float64), shape)
 
     def _called(self, name: str, known: Mapping[str, Any], of: str) -> tuple[Any, ...]:
-        """Call the function in field `name`; return its results as a tuple. Raise its errors with the sizes added."""
+        """Call the function in field `name`; return its results as a tuple.
+
+        If the function fails, raise ValueError with `of`, the text that lists the sizes.
+        """
         try:
             return _tuple(call(getattr(self, name), known, f"{self.name}.{name}"))
         except Exception as error:
@@ -357,7 +363,7 @@ def check_threadgroup(kernel: str, threadgroup: Any) -> Size:
 
 
 def three(size: Any, where: str, *, least: int = 1) -> Size:
-    """Return three numbers: the one to three whole numbers in `size`, padded with ones."""
+    """Return `size`, a whole number or a list of one to three, as three numbers; the missing ones are 1."""
     given = size if isinstance(size, tuple | list) else (size,)
     try:
         whole = [index(n) for n in given]

@@ -25,7 +25,7 @@ LARGEST_AFFINE_SCALE = 511.75
 
 
 def _with_offset(offset: int, ws: mx.array) -> tuple[mx.array, mx.array]:
-    """Return scales and biases of `d * (q - offset)`, in float32, because a bias could overflow in float16."""
+    """Return the scales `d` and the biases `-offset * d`, in float32, because a bias could overflow in float16."""
     scales = ws.astype(mx.float32)
     return scales, -offset * scales
 
@@ -107,7 +107,7 @@ SUPERBLOCK, WORDS = 256, 4
 
 
 def _affine_q4_k(ws: mx.array) -> tuple[mx.array, mx.array]:
-    """Return the scales and the biases, one per 32 weights, exact in float32: two arrays (N, K / 32)."""
+    """Return the exact scales and biases, each float32 (N, K / 32)."""
     words = ws.reshape(len(ws), -1, WORDS)
     factors = mx.contiguous(words[..., :1]).view(mx.float16).astype(mx.float32)
     packed_scales = mx.contiguous(words[..., 1:]).view(mx.uint8)
@@ -164,9 +164,9 @@ LAYOUT_Q6_K = Layout("Q6_K", layout.Q6_K, group=SUPERBLOCK, bits=6, entry=HALVES
 def split_q6_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
     """Repack the Q6_K blocks of a file, N * K / 256 * 210 bytes; arguments and errors are those of `split_q8_0`."""
     found = blocks_of("split_q6_k", raw, shape, blocks.Q6_K, SUPERBLOCK)
-    # In each half of a block, 64 bytes of `ql` hold the low four bits of 128 quants: quants 0 to 63 in the low halves
-    # of the bytes, quants 64 to 127 in the high halves. 32 bytes of `qh` hold the high two bits: those of quants 0 to
-    # 31 in the lowest two bits of the bytes, those of quants 32 to 63 in the next two, and so on.
+    # In each half of a block, 64 bytes of `ql` hold the low four bits of 128 quants: quants 0 to 63 in the low four
+    # bits of the bytes, quants 64 to 127 in the high four bits. 32 bytes of `qh` hold the high two bits: those of
+    # quants 0 to 31 in the lowest two bits of the bytes, those of quants 32 to 63 in the next two, and so on.
     ql, qh = found["ql"].reshape(*found.shape, 2, 1, 64), found["qh"].reshape(*found.shape, 2, 1, 32)
     low = np.concatenate([ql & np.uint8(15), ql >> np.uint8(4)], axis=-2)
     high = np.concatenate([qh >> np.uint8(shift) & np.uint8(3) for shift in (0, 2, 4, 6)], axis=-2)

@@ -34,8 +34,8 @@ class KVSequence:
         length: number of committed tokens, which is the position of the next token.
         pending: number of tokens that were begun, and neither committed nor rolled back.
         capacity: the largest number of tokens.
-        tables: a page table for each group of layers with the same window. An entry is the first slot of the page in
-            the KV store, or -1 if the page is not allocated.
+        tables: a page table for each group of layers with the same window. A slot is the place of a token in the KV
+            store. An entry of a table is the first slot of the page, or -1 if the page is not allocated.
         adapter: the number of the LoRA adapter with which the tokens are computed, which is its row in
             `Adapters.masks`; 0 for the model without an adapter.
     """
@@ -66,8 +66,8 @@ class KVSequence:
         If the first of the n tokens overwrites a token that another holder of the page reads, the page is copied first.
 
         Raises:
-            CacheFullError: the capacity is exceeded, or the pool has too few free pages or slots of states. Then the
-                sequence has not changed.
+            CacheFullError: the capacity is exceeded, or the pool has too few free pages, or too few free slots for
+                recurrent states. Then the sequence has not changed.
         """
         if n < 1:
             raise ValueError(f"begin: expected at least one token, found {n}")
@@ -90,7 +90,7 @@ class KVSequence:
         return first
 
     def commit(self, n: int) -> None:
-        """Commit the first n pending tokens, and free pages that have left the window."""
+        """Commit the first n pending tokens, and free the pages that have left the window of their layers."""
         if not 0 <= n <= self.pending:
             raise ValueError(f"commit: expected at most the {self.pending} tokens that were begun, found {n}")
         self.pending -= n
@@ -145,7 +145,7 @@ class KVSequence:
         self.length = self._lent = 0
 
     def fork(self) -> KVSequence:
-        """Return a new sequence that has adopted all committed tokens, see `adopt`.
+        """Return a new sequence that begins with all committed tokens of this one, see `adopt`.
 
         Raises:
             CacheFullError: the pool has no free page for the copy of a partly filled last page. Then nothing has
@@ -207,7 +207,7 @@ class KVSequence:
                 self._replace_last(group)
 
     def pages(self, group: int) -> np.ndarray:
-        """Return the first slot (n,) of each page that a group of layers holds."""
+        """Return the first slot of each allocated page of a group of layers, as an array (n,)."""
         table = self.tables[group][self._firsts[group] : self._end]
         return table[table >= 0]
 
@@ -238,7 +238,7 @@ class KVSequence:
         self._end, self._lent = end, min(self._lent, first)
 
     def _is_shared(self, group: int, position: int) -> bool:
-        """Return whether the page of a position is allocated, and has other holders, too."""
+        """Return whether the page of a position is allocated, and has another holder."""
         page = self.tables[group][position // self.pool.page :][:1]
         return position // self.pool.page < self._end and bool(self.pool.references(group, page) > 1)
 
@@ -246,13 +246,13 @@ class KVSequence:
         """Copy the last, partly filled page of a group to a free page, and give back the old page."""
         table, last, n = self.tables[group], self._end - 1, (self.length + self.pending) % self.pool.page
         source, target = table[last : last + 1].copy(), self.pool.take(group, 1)
-        if source[0] >= 0:  # -1 if no later token reads the page: with a window of 1, or at the end of Llama 4's chunk
+        if source[0] >= 0:  # -1 if no later token reads the page: with a window of 1, or at a chunk's end in Llama 4
             self.pool.copy(group, int(source[0]), int(target[0]), n)
             self.pool.give_back(group, source)
         table[last] = target[0]
 
     def _give_back(self, group: int, end: int) -> None:
-        """Give back the pages of a group whose page number is less than `end`."""
+        """Give back a group's allocated pages before page number `end`."""
         first = self._firsts[group]
         if end > first:
             self.pool.give_back(group, self.tables[group][first:end].copy())
@@ -274,7 +274,8 @@ class SequenceInput(NamedTuple):
 
     Attributes:
         ids: (n,) the tokens, at least one.
-        wanted: the number of last tokens whose logits are wanted; None for all.
+        kv: the KV cache of the sequence.
+        wanted: logits are computed for this number of tokens at the end of `ids`; None for all tokens.
         each: as in `KVSequence.begin`.
     """
 
@@ -288,8 +289,8 @@ def begin(parts: Sequence[SequenceInput]) -> Batch:
     """Allocate pages for new tokens, and return the tokens as one batch. The caller commits or rolls back the tokens.
 
     Raises:
-        CacheFullError: there are too few free pages or slots of states, or the tokens exceed the capacity of a
-            sequence. Then no sequence has changed.
+        CacheFullError: there are too few free pages, or too few free slots for recurrent states, or the tokens exceed
+            the capacity of a sequence. Then no sequence has changed.
     """
     if not parts:
         raise ValueError("expected new tokens of at least one sequence, found none")
@@ -341,7 +342,10 @@ def _batch(
 
 
 def _runs(parts: Sequence[SequenceInput], lengths: Sequence[int]) -> np.ndarray:
-    """Return the `StateView.runs` (n, 4) int64 of a pass: first row, number of rows, source slot, target slot."""
+    """Return the runs (n, 4) int64 of a pass: first row, number of rows, source slot, target slot.
+
+    In a run, the tokens of consecutive rows advance the recurrent state of one sequence, see `StateView`.
+    """
     runs, row = [], 0
     for part, n in zip(parts, lengths, strict=True):
         at = row

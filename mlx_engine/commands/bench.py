@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Snapshots = Callable[[Callable[[int, int, str], None]], Iterator[list[Row]]]
 
-# The fields of the options that a mode would ignore, and therefore refuses. --compare refuses all options but --out.
+# Per mode, the fields of the options that it refuses, because it would ignore them. --compare refuses all but --out.
 IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap", "experts_memory")
 IGNORED_BY_SPECULATION = (
     "n_prompt", "n_gen", "both", "depth", "kv", "no_overlap", "budget", "sweep", "compare", "concurrency", "url",
@@ -220,7 +220,10 @@ def check_values(timing: TimingOptions, output: OutputOptions) -> None:
 
 
 def refuse_ignored(mode: ModeOptions, clients: ConcurrencyOptions, given: Mapping[str, str]) -> None:
-    """Raise OptionError if the mode would ignore a given option. `given` maps the fields of given options to flags."""
+    """Raise OptionError if the mode would ignore a given option.
+
+    `given` maps the field of each option that was given to the option's flag.
+    """
     if mode.speculate is not None:
         refuse("--speculate", [given[name] for name in IGNORED_BY_SPECULATION if name in given])
     elif mode.draft is not None:
@@ -285,7 +288,7 @@ def sweep_plan(tests: MeasureOptions, timing: TimingOptions, compute: ComputeOpt
         backends=None if tests.backend is None else names_of(tests.backend),
         **compute.types(),
     )
-    plan.rungs()  # raises the errors above
+    plan.rungs()  # raises the errors about backends and the type of activations
     return plan
 
 
@@ -316,7 +319,7 @@ def clients_plan(clients: ConcurrencyOptions, tests: MeasureOptions, timing: Tim
 
 
 def single(option: str, texts: list[str] | None, default: int, mode: str, *, least: int) -> int:
-    """Return the number given for an option, or `default`. `mode` is the flag that makes a single number necessary.
+    """Return the number given for an option, or `default`. `mode` is the flag of the mode that takes only one number.
 
     Raises:
         OptionError: several numbers are given, or the number is below `least`.
@@ -390,7 +393,7 @@ def clients_rows(
     given: Mapping[str, str],
     shard: Shard | None,
 ) -> Snapshots:
-    """Return a function that measures several clients at once and yields all rows so far, after each round."""
+    """Return a function that measures several clients at once, and yields all rows so far after each round."""
     from mlx_engine.bench.clients import Served
     from mlx_engine.bench.concurrency import engine_rows, server_rows
 
@@ -425,7 +428,7 @@ def run_sweep(model: str, plan: Plan, output: OutputOptions) -> None:
 
 
 def print_bars(rows: Sequence[Row]) -> None:
-    """Print a bar per backend, which shows its rate."""
+    """Print bars that show the tokens per second of each backend."""
     from rich.console import Console
 
     from mlx_engine.bench.ladder import bars
@@ -492,7 +495,7 @@ def warn_if_disturbed(found: list[Row]) -> None:
 
 
 def keep(found: list[Row], row: Row) -> None:
-    """Append a row; print the notes of the first row, and a warning at the first row whose operations were timed."""
+    """Append a row to `found`. For the first row, print its notes; for the first with timed operations, a warning."""
     if row.get("watched") and not any(other.get("watched") for other in found):
         notice("warning: MLX_ENGINE_LOG is set, so every operation is timed: rates are lower than without it")
     if not found:

@@ -25,7 +25,7 @@ class Journal(NamedTuple):
     """The requests of a journal.
 
     Attributes:
-        entries: the requests of one model that have generated tokens, with the numbers of their lines.
+        entries: the requests of one model that have generated tokens, each with its line number.
         n_empty: how many requests ended before their first token.
         n_bad: how many lines are damaged, have another model, or have the same model with other options of `load`.
     """
@@ -72,7 +72,9 @@ def replay(
 
 
 def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, ModelId, str]:
-    """Return the first `limit` requests of a journal, their model, and its source; print errors about unusable lines.
+    """Return the first `limit` requests of a journal, their model, and the model's source (path, hub id or "builtin").
+
+    If `source` is given, it replaces the source in the journal. Print errors about unusable lines.
 
     Raises:
         EngineError: the journal or the model cannot be read, or no request is for the model.

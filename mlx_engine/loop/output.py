@@ -112,7 +112,7 @@ class Output:
             self._log(token, piece, sampler.probability())
 
     def end(self, reason: FinishReason) -> None:
-        """End the output with this reason, or with "stop" if an incomplete last character completes a stop string.
+        """End the output with this reason, or with "stop" if the rest of the text completes a stop string.
 
         Do nothing if the output has already ended.
         """
@@ -175,7 +175,7 @@ class _Matcher:
 
     Attributes:
         text: the string.
-        n_matched: the length of the longest prefix of `text` that is a suffix of the text read so far.
+        n_matched: the length of the longest prefix of `text` that is a suffix of the pieces read so far.
     """
 
     def __init__(self, text: str) -> None:

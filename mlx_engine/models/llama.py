@@ -7,7 +7,7 @@ and keys, and grouped-query attention. Llama 3 lowers the low rotary frequencies
 
 Paper of CWM: "CWM: An Open-Weights LLM for Research on Code Generation with World Models", arXiv 2510.02387. Reference:
 models/cwm. Difference from Llama 3: three of four layers have sliding-window attention. llama.cpp has no
-architecture for CWM. This project's GGUF files of CWM have the rows of queries and keys in the folder's order.
+architecture for CWM. In this project's GGUF files of CWM, the rows of queries and keys are ordered as in folders.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Llama: queries, keys and values have biases; small models tie the head to the em
 Reference of the mixtures: models/qwen2_moe. Every FFN is a mixture of experts plus a shared expert, which all tokens
 use. The router's top-k weights are not renormalised by default; the shared expert's output is scaled by a sigmoid gate.
 
-Report of MiMo: "MiMo", arXiv 2505.07608. Reference: mlx-lm, models/mimo. The layers are Qwen2's; MiMo's layer of
-multi-token prediction is ignored.
+Report of MiMo: "MiMo", arXiv 2505.07608. Reference: mlx-lm, models/mimo. The layers are Qwen2's; MiMo's layer for
+multi-token prediction is not used.
 """
 
 from __future__ import annotations

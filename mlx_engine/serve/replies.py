@@ -38,8 +38,8 @@ class Reply(ABC):
         types: the types of activations, and of keys and values, with which the answer was computed.
         ignored: the names of the parts of the request that the server ignores.
         explains_cache: whether the receipt says why no more tokens were cached, see `explained`.
-        bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
-        clock: returns seconds; the same clock as for the times in `call`.
+        bandwidth: function that returns the memory bandwidth in bytes per second, or None if it is unknown.
+        clock: function that returns the time in seconds, of the same clock as the times in `call`.
     """
 
     prefix: str
@@ -114,7 +114,7 @@ class Reply(ABC):
     def receipt(self) -> Json:
         """Return the receipt: digests of the answers, the types and the seed that reproduce them, times, cache use.
 
-        `digests` has a digest of the tokens and log-probabilities of each answer; `digest` is the first of these.
+        `digests` has, for each answer, a digest of its tokens and log-probabilities; `digest` is the first of these.
         """
         call = self._call
         digests = [
@@ -139,10 +139,10 @@ class Reply(ABC):
         }
 
     def _constraint(self) -> Json:
-        """Return the key `constraint` with the constraint's digest and `allowed`; {} without a constraint.
+        """Return the key `constraint`, an object with the constraint's digest and `allowed`; {} without a constraint.
 
-        `allowed` has a list per answer with a probability per token: the sum of the probabilities of all tokens that
-        the constraint allows at this position.
+        `allowed` has a list for each answer. For each token of the answer, the list has the sum of the probabilities of
+        all tokens that the constraint allows at this position.
         """
         constraint = self._call.requests[0].options.constraint
         if constraint is None:
@@ -285,7 +285,7 @@ class Choices(Reply):
     def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json | None:
         """Return the choice of a chunk with new text.
 
-        Return None if the text is held back, because it may begin a tool call or a marker.
+        Return None if the text is held back, because it may begin a tool call, or a marker of reasoning.
         """
 
     @abstractmethod
@@ -438,9 +438,9 @@ def timings(
 ) -> dict[str, object]:
     """Return the times and counts of a request whose answers have ended.
 
-    `received`, `tokenized` and `written` are times in seconds of the scheduler's clock: when the server had read the
-    body and the model was loaded, when all prompts had been encoded, and when the receipt is made. `bandwidth` is the
-    memory bandwidth in bytes per second, None if it is unknown.
+    The times are in seconds of the scheduler's clock. At `received`, the server had read the body, and the model was
+    loaded. At `tokenized`, all prompts had been encoded. At `written`, the receipt is made. `bandwidth` is the memory
+    bandwidth in bytes per second; None if it is unknown.
 
     The periods tokenize_ms, queue_ms, prompt_ms, predicted_ms and write_ms follow each other and add up to total_ms.
 
@@ -592,7 +592,7 @@ def prompt_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[
 
 
 def prompt_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], n_top: int) -> list[object]:
-    """Return vLLM's `prompt_logprobs`: for each token of a prompt, its log-probability and those of likely tokens.
+    """Return vLLM's `prompt_logprobs`: for each token of a prompt, log-probabilities of it and the `n_top` likeliest.
 
     Each entry is an object whose keys are token ids. The first token has no log-probability, so its entry is None.
     """

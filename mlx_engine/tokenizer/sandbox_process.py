@@ -52,7 +52,8 @@ MAX_USES = 1000
 # The signal that ends a process which exceeds its CPU time.
 AT_THE_LIMIT = getattr(signal, "SIGPROF", None)
 
-# Hints in errors: the template cannot be parsed; it exceeds its limits; it refuses a conversation, or fails.
+# Hints in errors: DAMAGED if the template cannot be parsed, EXPENSIVE if it exceeds its limits, REFUSED if it refuses a
+# conversation or fails.
 DAMAGED = "the template is damaged; convert or download the file again"
 EXPENSIVE = "shorten the conversation, or use a model with another template"
 REFUSED = "the template cannot write these messages; change their order or roles, or use another model"
@@ -97,9 +98,9 @@ LIMIT_ERRORS = ("OverflowError", "MemoryError", "RecursionError")
 class SandboxProcess:
     """A process that runs `sandbox.py` and answers one request at a time. Thread-safe.
 
-    The process is ended after a failure (not if a template or the library refuses its input), after MAX_USES requests
-    if it renders templates, when this object is dropped, and at exit. The next request starts another process. After a
-    fork, the forked child starts another process, too.
+    The process is ended after a failure, after MAX_USES requests if it renders templates, when this object is dropped,
+    and at exit. An input that a template or the library `tokenizers` refuses is not a failure. The next request starts
+    another process, and so does the next request in a forked child.
     """
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ class SandboxProcess:
         _ALL.add(self)
 
     def ask(self, request: Mapping[str, object], limits: Limits, where: str) -> list[str]:
-        """Return the rendered text of each input of a request; `where` names the template's file.
+        """Return the text that the template renders for each input of a request; `where` names the template's file.
 
         Raises:
             ChatTemplateError: the template is invalid, refuses an input, fails or exceeds its limits, or the process
@@ -125,7 +126,7 @@ class SandboxProcess:
         return texts
 
     def ask_each(self, request: Mapping[str, object], limits: Limits, where: str) -> list[str | None]:
-        """Return the rendered text of each input; None if the template refuses the input, or fails.
+        """Return the text that the template renders for each input; None if it refuses the input, or fails.
 
         Raises:
             ChatTemplateError: the template exceeds its limit of time or of length, or the process cannot be started.
@@ -159,7 +160,7 @@ class SandboxProcess:
             try:
                 for each in (first, request) if first is not None and is_new else (request,):
                     answer = _exchange(process, each)
-            # Stop the process also after a KeyboardInterrupt: the next request would read the answer to this one.
+            # Also stop the process after a KeyboardInterrupt. Otherwise, the next request would read this answer.
             except BaseException:
                 self._stop()
                 raise
@@ -266,7 +267,7 @@ def _encoded(value: object) -> bytes:
 
 
 def _send_and_read(process: subprocess.Popen[bytes], data: bytes) -> bytes:
-    """Return the line that answers a request; an incomplete line if the process ends early."""
+    """Send `data`, and return the line that answers it. If the process ends early, the line is incomplete."""
     stdin, stdout = cast("FileIO", process.stdin), cast("FileIO", process.stdout)
     pieces = [b""]
     try:

@@ -43,11 +43,11 @@ class Target(NamedTuple):
 
 _V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-# Code for LLVM's cortex-a76 may use float16 arithmetic and atomic instructions, not only dot products.
+# What code for LLVM's processor cortex-a76 may use: dot products, float16 arithmetic and atomic instructions.
 _DOT = frozenset({"asimd", "asimddp", "asimdhp", "atomics"})
-# {name: target}, for each machine the fastest first. Measured in fixed point on a Zen 5: x86-64-v4-vnni takes 0.86 of
-# the prefill time of x86-64-v4. The target x86-64-v3 names the processor `haswell`, because this code takes 0.86 of the
-# decode time of code for LLVM's processor "x86-64-v3".
+# {name: target}. Of the targets for one machine, the fastest is first. Measured on a Zen 5 with `--activations i16`:
+# the prefill time of x86-64-v4-vnni is 0.86 of that of x86-64-v4. The target x86-64-v3 has LLVM's processor `haswell`,
+# because the decode time of this code is 0.86 of that of code for LLVM's processor "x86-64-v3".
 TARGETS = {
     "x86-64-v4-vnni": Target("x86_64", "x86-64-v4", "+avx512vnni,+avx512vbmi", _V4 | {"avx512_vnni", "avx512vbmi"}),
     "x86-64-v4": Target("x86_64", "x86-64-v4", "", _V4),
@@ -58,7 +58,10 @@ TARGETS = {
 
 
 class SharedCode:
-    """A loaded shared library for the target `name`; `parts` are the groups of kernels in it (`library.MODULES`)."""
+    """A loaded shared library for the target `name`.
+
+    `parts` has the names of the groups of kernels in the library: keys of `library.MODULES`, and block formats.
+    """
 
     def __init__(self, file: Path, name: str, parts: frozenset[str]) -> None:
         self._library, self.name, self.parts = ctypes.CDLL(str(file)), name, parts
@@ -96,7 +99,7 @@ def find(source: str) -> SharedCode | str:
 
 
 def _fits(target: Target) -> bool:
-    """Return whether code for the target runs on this processor and agrees with Numba's variables.
+    """Return whether code for the target runs on this processor, and Numba's environment variables permit the target.
 
     If NUMBA_CPU_NAME or NUMBA_CPU_FEATURES is set, both must have the values of the target.
     """
@@ -137,7 +140,10 @@ def instruction_sets() -> frozenset[str]:
 
 
 def _auxiliary(kind: int) -> int:
-    """Return an entry of Linux's auxiliary vector, or 0. Entry 16 is AT_HWCAP, on arm64 the instruction sets."""
+    """Return an entry of Linux's auxiliary vector; 0 if it is missing.
+
+    Entry 16 is AT_HWCAP. On arm64, each of its bits stands for an instruction set.
+    """
     try:
         read = ctypes.CDLL(None).getauxval
     except AttributeError:
