@@ -15,7 +15,7 @@ from mlx_engine.observe.profiler import Cost
 
 
 def cost_of(name: str, args: tuple[Any, ...], result: Native) -> Cost:
-    """Return the operation's minimum cost: each input is read once, and the result is written once."""
+    """Return the minimum cost of operation `name`: each input is read once, and the result is written once."""
     nbytes = sum(map(nbytes_of, arrays_of(args))) + nbytes_of(result)
     if name == "embed":
         return Cost(nbytes=2 * nbytes_of(result))
@@ -38,13 +38,13 @@ def cost_of(name: str, args: tuple[Any, ...], result: Native) -> Cost:
 
 
 def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Native) -> Cost:
-    """Return the cost of a mixture of experts, or of one of its products.
+    """Return the cost of a mixture of experts, or of a product with the matrices of experts or heads.
 
-    The number of bytes of a mixture, whose chosen experts are not among the arguments, is an expected value.
+    The arguments of a mixture do not include the chosen experts, so its number of bytes is an expected value.
     """
     n = len(result)
     nbytes = nbytes_of(args[0]) + nbytes_of(result)
-    if isinstance(of, ExpertLinear) and len(args) == 2:  # `head_linear`: each head has a matrix of its own
+    if isinstance(of, ExpertLinear) and len(args) == 2:  # `head_linear`: each head has its own matrix
         return Cost(2.0 * n * of.n_experts * math.prod(of.shape), nbytes + of.nbytes)
     if isinstance(of, ExpertLinear):
         n_read = len(set(np.asarray(args[2]).reshape(-1).tolist()))
@@ -69,7 +69,10 @@ def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
 
 
 def _slots_nbytes(store: Native, n: int) -> float:
-    """Return the bytes of n slots of a KV store, whose slots are axis -2. If it is not a 4-D array, return 0."""
+    """Return the bytes of n slots of a KV store. A slot has the keys and values of one token.
+
+    Slots are axis -2 of a 4-D store. If the store is not a 4-D array, return 0.
+    """
     shape = shape_of(store)
     return nbytes_of(store) * n / shape[-2] if len(shape) == 4 else 0.0
 
@@ -84,7 +87,7 @@ def flattened(args: Iterable[Any]) -> Iterator[Any]:
 
 
 def arrays_of(args: tuple[Any, ...]) -> list[Native]:
-    """Return the arguments that are arrays, the weights of linear layers and norms, and the biases of linear layers."""
+    """Return all arrays of the arguments: plain arrays, weights and biases of linear layers, and weights of norms."""
     found: list[Native] = []
     for arg in flattened(args):
         if isinstance(arg, Linear):

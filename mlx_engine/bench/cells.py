@@ -52,7 +52,7 @@ class TimedTest:
     ) -> None:
         """Prefill the context of the test, and submit the request.
 
-        `ids` are the tokens of context and prompt; without a prompt, the tokens of the context and one more. With
+        `ids` are the tokens of the context, then those of the prompt, or one more token if the test has no prompt. With
         `overlap` and `kv`, a lazy backend submits a pass before the previous one has ended.
         """
         self.request = _request(ids, test.n_gen + (test.n_prompt > 0), clock)
@@ -62,8 +62,8 @@ class TimedTest:
             self._scheduler = Scheduler(model, pool, clock=clock)
         else:
             # The pool and prefix cache of the previous test refer to each other, so only the garbage collector frees
-            # them. The new pool then reuses their memory. Without this, page faults took 120 of the 1,380 ms in which
-            # the shape of Qwen3 0.6B prefills 512 tokens.
+            # them. The new pool then reuses their memory. Without `gc.collect`, page faults took 120 of the 1,380 ms in
+            # which the shape of Qwen3 0.6B prefills 512 tokens.
             gc.collect()
             # With a context, the pool has room for a second sequence, because the test's sequence copies the last page
             # of the context, which the prefix cache still holds.
@@ -128,10 +128,11 @@ def measure(
     `budget` limits the seconds of the warm-up and all repetitions. If it is too small, fewer repetitions are run. If
     only the warm-up run fits, its times are the result. If no run fits, a part of the test is run and the rest is
     extrapolated; `Result.estimated` names the part. `between` is called before every run and after the last one, for
-    example to measure the machine's limits.
+    example to measure the machine's limits. `progress` is called with the number of runs that have ended
+    and the number of all runs.
 
     Raises:
-        OptionError: the test is empty, or does not fit the model's context.
+        OptionError: the test is empty, or does not fit the model's context; `repetitions` or `budget` is invalid.
     """
     message = "repetitions must be at least 1"
     require(repetitions >= 1, option="repetitions", expected="at least 1", found=repetitions, message=message)
@@ -175,7 +176,10 @@ def check(test: Test, engine: Engine | CheckedCheckpoint) -> None:
 
 
 def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]:
-    """Time two prefills of each length in `PROBES`, until the deadline; return length and s per token of the last."""
+    """Time two prefills of each length in `PROBES`, as far as the deadline allows.
+
+    Return the length and the seconds per token of the last prefill.
+    """
     probed, per_token = 0, 0.0
     with engine.backend.session():
         for n in PROBES:
@@ -191,7 +195,10 @@ def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]
 def _estimate(
     engine: Engine, test: Test, first: list[int], per_token: float, *, kv: bool, overlap: bool, deadline: float
 ) -> Result:
-    """Estimate a test whose context and prompt exceed the budget. Decode is measured after the single token `first`."""
+    """Estimate a test whose context and prompt take longer than the budget.
+
+    Decode is measured after the single token in `first`.
+    """
     result = Result(test, [per_token * test.n_prompt], [])
     if test.n_gen:
         part = _run(engine, Test(n_gen=test.n_gen), first, kv=kv, overlap=overlap, deadline=deadline)
@@ -234,11 +241,11 @@ def affordable(result: Result, seconds: float) -> int:
 
 
 def components(engine: Engine, test: Test, n_passes: int, *, seed: int = 0) -> dict[str, Any] | None:
-    """Profile the prefill of `test`, or one decode step if it has no prompt, with a KV cache.
+    """Profile, with a KV cache, the prefill of `test`, or one decode pass if the test has no prompt.
 
-    Of `n_passes` profiled passes, take the one with the median duration. Return its milliseconds; for each
-    operation, the milliseconds, calls, FLOPs and bytes; for each part of the model, the milliseconds. Return None if
-    the test has both prefill and decode, or `n_passes` is 0.
+    Profile `n_passes` passes, and return the values of the pass with the median duration: "ms", its milliseconds;
+    "ops", the milliseconds, calls, FLOPs and bytes of each operation; "parts", the milliseconds of each part of the
+    model. Return None if the test has both prefill and decode, or `n_passes` is 0.
     """
     if n_passes < 1 or (test.n_prompt and test.n_gen):
         return None

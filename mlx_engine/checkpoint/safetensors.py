@@ -26,8 +26,8 @@ from mlx_engine.quant.weight import Weight
 
 # The types that `SafetensorsFile.weight` can load; they have the same names in GGUF.
 READABLE = ("F32", "F16", "BF16")
-# Maps types in the file to the NumPy types of `SafetensorsFile.array`. NumPy has no BF16 and no 8-bit floats; these
-# are returned as unsigned integers with the same bits.
+# Maps each type in a file to the NumPy type that `SafetensorsFile.array` returns. NumPy has no BF16 and no 8-bit
+# floats, so these are returned as unsigned integers with the same bits.
 ARRAYS = {
     "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E8M0": "u1", "I8": "i1", "U8": "u1", "I32": "<i4",
     "U32": "<u4", "I64": "<i8",

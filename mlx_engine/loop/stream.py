@@ -53,7 +53,8 @@ class Generation:
         stop: the stop string or the stop token id that ended the run; None if neither did.
         n_proposed: number of proposed tokens that passes have run; see docs/speculation.md.
         n_accepted: number of proposed tokens that were accepted.
-        drafters: for each drafter that has proposed tokens, the numbers of proposed and of accepted tokens.
+        drafters: maps the name of each drafter (a source of proposed tokens) that has proposed tokens to the numbers of
+            proposed and accepted tokens.
         processors: the names of the run's processors and of its sampler function. If there are any, the tokens
             depend on the code of these functions too, not only on prompt, options and seed.
     """
@@ -245,16 +246,17 @@ def outcome(stream: Stream) -> Generation:
 
 
 def failed(stream: Stream, error: RunError) -> Generation:
-    """Return the result so far of a stream that has raised an error; it includes the error."""
+    """Return the result so far of a stream that has raised `error`; the result includes the error."""
     return replace(stream.generation, finish_reason="error", error=error.with_traceback(None))
 
 
 class AsyncStream:
     """An asynchronous iterator over pieces of text: `async for piece in engine.astream(prompt)`.
 
-    The forward passes run in a separate thread, so that the event loop is never blocked. Each piece is computed when it
-    is requested; the first request begins the run. Cancelling the task, `aclose()` and the end of `async with` end the
-    run after the current pass. Passes of several streams are interleaved. Only one task at a time may read a stream.
+    The forward passes run in a separate thread, so that the event loop is never blocked. The run begins when the first
+    piece is read, and each piece is computed when it is read. If the task is cancelled, `aclose()` is called, or
+    `async with` ends, the run ends after the current pass. Passes of several streams are interleaved. Only one task at
+    a time may read a stream.
     """
 
     def __init__(self, begin: Callable[[], Stream]) -> None:
@@ -317,12 +319,12 @@ class AsyncStream:
         return next(self._stream, None)
 
     def _leave(self) -> Future[None] | None:
-        """Ask the thread to end the run. Return a future that is done when it has ended; None at later calls."""
+        """Ask the thread to end the run. Return a future that is done when the run has ended; at later calls, None."""
         if self._is_closed:
             return None
         self._is_closed = True
         if self._stream is not None:
-            self._stream.cancel()  # a long prompt may need many passes until the next piece
+            self._stream.cancel()  # else the thread would complete the next piece first
         ended = self._thread.submit(self._end)
         self._thread.shutdown(wait=False)
         return ended

@@ -10,10 +10,10 @@ Reference: Hugging Face transformers, models/gemma4. Differences from Gemma 3:
   layer of the same kind (local or global) that computes keys and values;
 - unless `hidden_size_per_layer_input` is 0, each layer adds a per-layer input (`layer.PerLayer`), computed from a
   second embedding table and the embeddings;
-- each layer's output is multiplied by a number;
+- each layer's output is multiplied by a number, one weight per layer;
 - in 26B-A4B each layer has a mixture of experts in parallel with a dense FFN. Both read the same hidden states, each
   after its own norm; their outputs are normed and added. The router's input has a third norm, and the output of each
-  expert has a factor.
+  expert is multiplied by a factor.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ AROUND_TEXT = {
 }  # fmt: skip
 # Tensors with these parts in their names belong to the encoders of images and audio, which are not read.
 NOT_TEXT = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
-# The divisor of frequencies that llama.cpp's converter writes for pairs that are not rotated.
+# For pairs of elements that RoPE does not rotate, llama.cpp's converter writes this divisor of the pair's frequency.
 NOT_ROTATED = 1e30
 
 # ---- arrays with a value per layer in GGUF files, where config.json has one value per kind of layer ----
 # Reference: llama.cpp, src/models/gemma4.cpp. `flat` replaces the array of KV heads by one number for local and one for
 # global layers, and the array of FFN sizes by the first size and a flag (whether layers that share keys and values have
-# twice this size); `arrays` restores the arrays. GGUF files do not say whether keys and values are one projection; like
-# llama.cpp, `flat` derives this from the tensors.
+# twice this size); `arrays` restores the arrays. GGUF files do not say whether global layers have one projection for
+# keys and values; like llama.cpp, `flat` derives this from the tensors.
 
 FFN, KV_HEADS, SHARED = "feed_forward_length", "attention.head_count_kv", "attention.shared_kv_layers"
 IS_LOCAL = "attention.sliding_window_pattern"
@@ -100,7 +100,7 @@ def flat(checkpoint: Checkpoint) -> Settings:
     Raises:
         UnsupportedConfigError: layers of one kind (local or global) have different numbers of KV heads; FFN sizes are
             neither equal, nor doubled in exactly the layers that share keys and values; or the number or the kinds of
-            layers are invalid.
+            layers, or the number of layers that share keys and values, are invalid.
     """
     found = dict(checkpoint.settings)
     s = Settings(found, where=checkpoint.where)
@@ -129,7 +129,7 @@ def flat(checkpoint: Checkpoint) -> Settings:
 
 
 def _each(s: Settings, found: Mapping[str, object], key: str, n: int, where: str) -> list[int]:
-    """Return n whole numbers: the elements of an array, or a single number repeated n times."""
+    """Return the setting `key` as n whole numbers: the elements of an array, or a single number repeated n times."""
     value: Any = found.get(key)
     values = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(values, list):
@@ -141,7 +141,7 @@ def _each(s: Settings, found: Mapping[str, object], key: str, n: int, where: str
 
 
 def arrays(config: Config, keys: Mapping[str, object]) -> dict[str, object]:
-    """Return the GGUF keys of a config with arrays in place of the keys that only this module uses."""
+    """Return the GGUF settings `keys` of a config, with arrays in place of the keys that only this module uses."""
     made = {key: value for key, value in keys.items() if key not in (GLOBAL_KV_HEADS, IS_WIDE, K_IS_V)}
     sizes = [config.of_layer(i) for i in range(config.n_layers)]
     if config.has_wide_ffn:
@@ -158,15 +158,15 @@ KEY_LENGTHS = ("attention.key_length", "attention.value_length", "rope.dimension
 
 @dataclass(frozen=True)
 class GlobalSize(Setting):
-    """The setting of the head dim, or of the number of KV heads, of global layers.
+    """The setting of a size of global layers: the head dim or the number of KV heads.
 
-    config.json has a key for it or, since transformers 5, `per_layer_config` with the sizes of each layer.
+    config.json has a key for this size or, since transformers 5, `per_layer_config` with the sizes of each layer.
 
     Attributes:
         key: the key in config.json.
         each: the key in each layer's entry of `per_layer_config`.
         usual: the default; if None, the default is the size of local layers.
-        gguf: the GGUF keys, which have the same value.
+        gguf: the GGUF keys, which must all have the same value.
     """
 
     key: str
@@ -185,7 +185,7 @@ class GlobalSize(Setting):
         layers = s.mapping("per_layer_config")
         if layers is None:
             found = s.whole(self.key, usual)
-            # Without `attention_k_eq_v`, transformers ignores the number of KV heads of global layers.
+            # Without `attention_k_eq_v`, transformers ignores this key for KV heads of global layers.
             return found if self.each == "head_dim" or known.k_is_v else local
         s.whole_or_none(self.key, None)
         sizes = {}
@@ -245,7 +245,7 @@ def _same_vocabulary(s: Settings, key: str, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Config(ConfigBase):
-    """The sizes of a Gemma 4 model. Fields have the defaults of transformers, because a config.json may omit them."""
+    """The sizes of a Gemma 4 model. Fields have transformers' defaults, because a config.json may omit keys."""
 
     n_layers: int = whole("block_count", ("num_hidden_layers", 30), condition=believable)
     hidden_size: int = whole("embedding_length", ("hidden_size", 2304))
@@ -318,7 +318,7 @@ class Config(ConfigBase):
 
 # ---- tensors: their names, and which of them a layer has ----
 # Norm weights are stored as they are; Gemma 3's folders have them minus 1. `weights/experts.py` adds the matrices of
-# router and experts.
+# the router and of the experts.
 
 LAYER = "model.layers.*."
 TENSORS = {
@@ -351,7 +351,10 @@ def table(config: Config, stem: str = gemma3.STEMS[0]) -> dict[str, Row]:
 
 
 def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) -> Plan:
-    """Return the plan of a table's tensors. If the file has tensors that `_absent` names, they are not read."""
+    """Return the plan of a table's tensors. For a GGUF file, `more` are further tensors; for a folder, there are none.
+
+    If the file has tensors that `unused` or `_absent` names, they are not read.
+    """
     is_gguf = bool(more)
     outside = {name: row for name, row in table.items() if "*" not in name}
     made = [*tensors(config, outside, "optional" if is_gguf else "absent"), *more]
@@ -364,7 +367,7 @@ def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) 
 
 
 def _absent(config: Config, i: int) -> tuple[str, ...]:
-    """Return the tensors of keys and values that layer i does not use, by their names in the table."""
+    """Return the names in the table of the tensors for keys and values that layer i does not use."""
     if config.shares(i) is not None:
         return (*KEYS, VALUES)
     return (VALUES,) if config.k_is_v and not config.is_local[i] else ()
@@ -385,8 +388,8 @@ class Model(ScaledEmbeddings):
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
         """Return (T, D + L*I): the scaled embeddings, then the inputs (T, I) of all L layers if there are any.
 
-        A per-layer input is (a + b) / sqrt(2): a is a normed projection of the scaled embeddings, b is the row of the
-        second table times the square root of I.
+        A per-layer input is (a + b) / sqrt(2). Here a is the layer's part of a projection of the scaled embeddings,
+        normed, and b is the layer's part of the token's row in the second table, times the square root of I.
         """
         x, be, of = super().embed(ids, positions), self.backend, self.config
         if not of.per_layer_size:

@@ -44,17 +44,17 @@ from mlx_engine.weights.table import Row, Table, decoder_plan
 ARCHITECTURES = ("mamba2",)
 GGUF_ARCHITECTURE = "mamba2"
 
-# The kind of layers with a Mamba2 mixer. In hybrid models, other layers have attention, or an FFN alone.
+# The kind of layers with a Mamba2 mixer. Hybrid models may also have layers with attention, or with only an FFN.
 MAMBA = "mamba"
 
 
 @dataclass(frozen=True)
 class HeadDim(Setting):
-    """The setting of a mixer's head dim. GGUF files have the width of all heads together; `Sizes.to_gguf` writes it.
+    """The setting of a mixer's head dim. GGUF files instead have the width of all heads, which `Sizes.to_gguf` writes.
 
     Attributes:
         hf: the key in config.json.
-        inner: the key for the width of all heads together in config.json; None if there is no such key.
+        inner: the key in config.json for the width of all heads together; None if there is no such key.
         usual: the default of the head dim in config.json.
     """
 
@@ -84,7 +84,7 @@ def unlimited(s: Settings, key: str, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Sizes(ConfigBase):
-    """The sizes of Mamba2 mixers, with the keys of hybrid models in config.json."""
+    """The sizes of Mamba2 mixers. The keys in config.json are those of hybrid models; `Config` has those of Mamba2."""
 
     conv_width: int = whole("ssm.conv_kernel", ("mamba_d_conv", 4), condition=convolves)
     state_dim: int = whole("ssm.state_size", ("mamba_d_state", 256))
@@ -105,7 +105,7 @@ class Sizes(ConfigBase):
 
     @property
     def mamba_rows(self) -> int:
-        """The rows of the projection: the gate, the channels of the convolution, and the time steps."""
+        """The number of rows of the input projection: the gate, the channels of the convolution, and the time steps."""
         return self.inner + self.conv_channels + self.n_value_heads
 
     def to_gguf(self) -> dict[str, object]:
@@ -113,7 +113,10 @@ class Sizes(ConfigBase):
 
 
 def rows(cfg: Any, checkpoint: Checkpoint, prefix: str, kind: str | None = None) -> Table:
-    """Return the table rows of a mixer's tensors; their names in folders begin with `prefix`."""
+    """Return the table rows of a mixer's tensors. In folders, the names of the tensors begin with `prefix`.
+
+    `kind` is the kind of layers that have the tensors; None means all layers.
+    """
     C, W, H = cfg.conv_channels, cfg.conv_width, cfg.n_value_heads
     conv = TensorLayout("", outer=(C, W, 1) if is_mlx(checkpoint) else (C, 1, W))
     column, plain = TensorLayout("", outer=(H, 1)), TensorLayout("")
@@ -193,7 +196,7 @@ class Config(Sizes):
         return (MAMBA,) * self.n_layers
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; llama.cpp also requires keys for the absent heads and FFN."""
+        """Return this config as GGUF keys; llama.cpp also requires keys for the absent attention and FFN."""
         return {**super().to_gguf(), "attention.head_count": 0, "feed_forward_length": 0}
 
 

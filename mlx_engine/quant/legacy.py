@@ -3,14 +3,14 @@
 In a block, 32 weights share a float16 scale `d` and, in the types that end in `_1`, a float16 minimum `m`.
 
 - Q8_0: signed bytes, `weight = d * q`.
-- Q4_0: 4 bits, `weight = d * (q - 8)`. Byte `i` has weight `i` in its low half and weight `i + 16` in its high half.
+- Q4_0: 4 bits, `weight = d * (q - 8)`. Byte `i` has quant `i` in its low half, quant `i + 16` in its high half.
 - Q4_1: 4 bits in the same order, `weight = d * q + m`.
 - Q5_0: 5 bits, `weight = d * (q - 16)`. The low four bits of the quants are stored as in Q4_0; bit `i` of the 32 bits
   `qh` is the fifth bit of quant `i`.
 - Q5_1: 5 bits in the same order, `weight = d * q + m`.
 
-Quantising to Q5_0 and Q5_1 gives smaller errors than in ggml, because several scales are tried. It raises ValueError if
-a weight is NaN or infinite.
+Quantising to Q5_0 and Q5_1 gives smaller errors than in ggml, because several scales are tried. If a weight is NaN
+or infinite, ValueError is raised.
 
 Source: `quantize_row_*_ref` and `dequantize_row_*`,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-quants.c
@@ -49,10 +49,10 @@ def quantize_q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Quantise (n, 32) weights to (n, 34) bytes. The weight of largest magnitude in a block gets the quant 127 or -127.
 
     Quants are computed with the float32 scale, which is then rounded to float16, as in ggml. If the float32 scale is
-    infinite or NaN, the quants are 0. If only the float16 scale is infinite, the quants are kept.
+    infinite or NaN, the quants are 0. If only the float16 scale is infinite, the quants stay as computed.
     """
     blocks = np.empty(len(values), layout.Q8_0)
-    with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 127 * 65,504, and infinities
+    with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 127 * 65,504 overflow float16; 0 * infinity
         scale = block_maximum(np.abs(values)) / np.float32(127)
         factor = inverse(scale)
         quants = round_half_away(values * factor)
@@ -75,7 +75,7 @@ def quantize_q4_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     So the scale d has the opposite sign of this weight. Weights with the sign of d are clipped at 7 * d.
     """
     blocks = np.empty(len(values), layout.Q4_0)
-    with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 8 * 65,504, and infinities
+    with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 8 * 65,504 overflow float16; 0 * infinity
         scale = _extreme(values) / np.float32(-8)
         factor = inverse(scale)
         quants = values * factor
@@ -109,7 +109,7 @@ def dequantize_q4_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def quantize_q4_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Quantise (n, 32) weights to (n, 20) bytes. The smallest weight of a block gets the quant 0, the largest 15."""
     blocks = np.empty(len(values), layout.Q4_1)
-    with np.errstate(over="ignore", invalid="ignore"):  # ranges above 15 * 65,504, and infinities
+    with np.errstate(over="ignore", invalid="ignore"):  # ranges above 15 * 65,504 overflow float16; infinity - infinity
         low, high = block_minimum(values), block_maximum(values)
         scale = (high - low) / np.float32(15)
         factor = inverse(scale)

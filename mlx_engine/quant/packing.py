@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 def inverse(scale: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return `1 / scale`, or 0 for a scale of 0, so that a block of zeros gets quants of 0.
 
-    The inverse of a scale of at most 2**-128 overflows to infinity. The functions of `legacy.py` then set the quants
-    to 0 by `clear_unless_finite`, which is correct: such a small scale is 0 in float16.
+    If the magnitude of a scale is at most 2**-128, its inverse overflows to infinity. The functions of `legacy.py` then
+    set the quants to 0 by `clear_unless_finite`, which is correct: such a small scale is 0 in float16.
     """
     with np.errstate(over="ignore"):
         return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
@@ -34,9 +34,9 @@ def round_half_away(x: NDArray[np.float32]) -> NDArray[np.float32]:
 def clear_unless_finite(x: NDArray[np.float32], factor: NDArray[np.float32]) -> None:
     """Set NaN and infinities in `x` to 0, because their conversion to integers is undefined in C.
 
-    `x` (n, 32) has the products of weights and the factor (n, 1) of their block. The factor is the inverse of a scale
-    that was computed from the block's largest weight. So products can be NaN or infinite only if the factor is 0 or not
-    finite, and only such blocks are searched.
+    `x` (n, 32) was computed from the weights times the factor (n, 1) of their block. The factor is the inverse of a
+    scale, which is a fraction of the block's largest magnitude, or of the difference of its largest and smallest
+    weight. So `x` can be NaN or infinite only if the factor is 0 or not finite, and only such blocks are searched.
     """
     odd = np.flatnonzero(~np.isfinite(factor[:, 0]) | (factor[:, 0] == 0))
     if len(odd):
@@ -80,7 +80,7 @@ def float_scales(factor: NDArray[np.float16], values: NDArray[np.float32]) -> ND
 
 
 def pack_halves(quants: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pack (n, 32) 4-bit quants into (n, 16) bytes, the first 16 in the low halves."""
+    """Pack (n, 32) 4-bit quants into (n, 16) bytes, with the first 16 quants in the low halves of the bytes."""
     return quants[:, :16] | quants[:, 16:] << np.uint8(4)
 
 

@@ -212,7 +212,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plain_options(options: Options) -> dict[str, Any]:
-    """Return the keyword arguments of `Options.of` that differ from the defaults, without LEFT_OUT, as JSON types."""
+    """Return the keyword arguments of `Options.of` that differ from the defaults, except LEFT_OUT, as JSON types."""
     found = {**asdict(options), **asdict(options.sampling)}
     defaults = {f.name: f.default for f in (*fields(Options), *fields(Sampling))}
     return {name: v for name, v in found.items() if name not in LEFT_OUT and v != defaults[name]}
@@ -251,12 +251,15 @@ class Recorder:
         slots: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Make a recorder for lines with `model`, `backend` and `slots`. `Call.received` is a time of `clock`."""
+        """Make a recorder for lines with `model`, `backend` and `slots`. `clock` is the clock of `Call.received`."""
         self.journal, self._clock = journal, clock
         self._about = {"version": mlx_engine.__version__, "backend": backend, "slots": slots, "model": model}
 
     def record(self, call: Call, reply_id: str) -> None:
-        """Add a line for each request of a call, if it was accepted; called when it has ended or its client is gone."""
+        """Add a line for each request of a call, if the scheduler accepted the call.
+
+        This is called when the call has ended, or when its client has disconnected.
+        """
         written, ended = self._clock(), "failed" if call.error is not None else "finished"
         about = {
             **self._about,
@@ -289,7 +292,7 @@ def _line(request: Request, reached: Sequence[Progress], about: dict[str, Any], 
 
 
 class Line(NamedTuple):
-    """A line of a journal: its number from 1, and its entry, or the error in the line."""
+    """A line of a journal: its number, counted from 1, and its entry, or the error if the line is damaged."""
 
     number: int
     entry: Entry | FormatError
@@ -330,8 +333,8 @@ def read_journal(path: Path) -> Iterator[Line]:
 def replay(engine: Engine, entries: Sequence[tuple[int, Entry]], slots: int) -> Iterator[Result]:
     """Run requests again, `slots` answers at the same time, and yield a result for each request when it ends.
 
-    If a request has more answers than `slots`, it runs in a scheduler with one slot per answer. Each of `entries` is
-    the number of a line, and the entry in this line.
+    If a request has more answers than `slots`, it runs in a scheduler with one slot per answer. Each element of
+    `entries` is a pair: the number of a line, and the entry in this line.
     """
     by_slots = defaultdict(list)
     for number, entry in entries:

@@ -70,7 +70,7 @@ Cause = Literal["disabled", "first_use", "differs", "retokenized", "evicted", "w
 
 
 class Reuse(CachedTokens):
-    """The cached tokens of a prompt; with --explain-cache also why no more were cached (`replies.explained`)."""
+    """The number of cached tokens. With --explain-cache, the other keys say why not more (`replies.explained`)."""
 
     agreeing_tokens: int | msgspec.UnsetType = msgspec.UNSET
     cause: Cause | msgspec.UnsetType | None = msgspec.UNSET
@@ -92,7 +92,7 @@ KVType = Literal["f32", "f16", "bf16", "q8_0"]
 
 
 class ProposedTokens(Reply):
-    """How many of a drafter's proposed tokens were run in forward passes, and how many of these were accepted."""
+    """The counts of one drafter, as in `SpeculationReceipt`."""
 
     proposed: int
     accepted: int
@@ -190,7 +190,7 @@ class ChatChoice(Reply):
 
 
 class Head(Reply):
-    """The fields that all replies and chunks of chat and completions have."""
+    """The fields that all replies and stream events of /v1/chat/completions and /v1/completions have."""
 
     id: str
     created: int
@@ -272,8 +272,8 @@ class RankedLogprob(Reply):
     decoded_token: str
 
 
-# For each token of a prompt, a map from the ids of this token and of likely tokens to their log-probabilities; None for
-# the first token.
+# One element per token of a prompt. It maps the ids of this token, and of likely tokens at the same position, to their
+# `RankedLogprob`; for the first token, it is None.
 PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
@@ -298,7 +298,7 @@ class TextCompletion(Head):
 
 
 class Model(Reply):
-    """A model, with the fields of OpenAI's and Anthropic's APIs, and fields that only this server has.
+    """A model, with the fields of OpenAI's and Anthropic's APIs, and more fields.
 
     Attributes:
         alias_of: the model's own name, if this entry is an alias.
@@ -374,7 +374,7 @@ class PromptUsage(Reply):
 class VectorReceipt(Reply):
     """The receipt of vectors or scores. `digest` is the SHA-256 of the float32 vectors, or of the float32 scores.
 
-    The digest covers the scores of all documents in the order of the request, including those that `top_n` leaves out.
+    The digest covers the scores of all documents in the order of the request, also of those that `top_n` leaves out.
     """
 
     digest: str
@@ -498,7 +498,7 @@ class Ending(Reply):
 
 
 class Message(Ending):
-    """The reply of /v1/messages. In the first event of a stream it has no content yet."""
+    """The reply of /v1/messages. In the first event of a stream, `content` is still empty."""
 
     id: str
     type: Literal["message"]
@@ -517,7 +517,7 @@ class MessageError(Reply):
 
 
 class MessagesErrorReply(Reply):
-    """The reply of /v1/messages to a request that failed, also as an event of a stream."""
+    """The reply of /v1/messages to a request that failed; if a stream has begun, an event of the stream."""
 
     type: Literal["error"]
     error: MessageError
@@ -570,7 +570,7 @@ class OutputText(Reply, tag_field="type", tag="output_text"):
 
 
 class ReasoningItem(Reply, tag_field="type", tag="reasoning"):
-    """Reasoning. If the request asks for `encrypted_content`, it has the text in base64, not encrypted."""
+    """Reasoning. If the request asks for `encrypted_content`, this key has the text in base64, not encrypted."""
 
     id: str
     status: Status
@@ -580,7 +580,7 @@ class ReasoningItem(Reply, tag_field="type", tag="reasoning"):
 
 
 class MessageItem(Reply, tag_field="type", tag="message"):
-    """Text of the answer."""
+    """The message of the answer."""
 
     id: str
     status: Status
@@ -603,7 +603,7 @@ Item = ReasoningItem | MessageItem | FunctionCallItem
 
 
 class InputDetails(Reply):
-    """Tokens of the prompt that were taken from the prefix cache."""
+    """The number of prompt tokens that were taken from the prefix cache. `cache_write_tokens` is always 0."""
 
     cached_tokens: int
     cache_write_tokens: int

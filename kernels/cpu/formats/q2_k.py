@@ -20,7 +20,7 @@ from .rows import dequantize_by_parts, four_rows_by_parts
 from .sums import WIDE
 
 BLOCK, BLOCK_BYTES, MOST = 256, 84, ONE_PANEL if WIDE else 4
-# Byte offsets in a block: quants, and the factors of scales and of minima.
+# Byte offsets of the quants, of d (the factor of scales) and of dmin (the factor of minima) in a block.
 QUANTS, FACTOR, FACTOR_OF_MINIMA = 16, 80, 82
 
 _load_scales = load_fields(16, 0, Field(range(16), [0] * 16, 15))
@@ -46,7 +46,7 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
     """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors.
 
-    The block's scales begin at `scales[i]`, its minima at `scales[i + 16]`.
+    The block's products `d * scale` begin at `scales[i]`, its products `dmin * minimum` at `scales[i + 16]`.
     """
     q = quants(blocks, at, p)
     i += 4 * p

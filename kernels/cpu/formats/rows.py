@@ -17,7 +17,7 @@ from .sums import PANEL_SIZES, add_products, add_totals, no_sums, rows_together
 
 
 def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
-    """Make the gemv kernel of a format with blocks of 16 or 32 weights, which are unpacked as a whole.
+    """Make the gemv kernel of a format with blocks of 16 or 32 weights. The kernel unpacks a whole block at a time.
 
     A block has `block` weights. `weights(blocks, at)` returns the weights of the block at byte `at`, as a tuple of
     vectors.
@@ -53,7 +53,7 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
 
 
 def _store_scales(scales_of: Callable[..., Any], scale_vectors: int) -> Any:
-    """Make the function that stores the result of `scales_of` for a block."""
+    """Make the function that writes the scales of a block to `stored[at:]`; see `four_rows_by_parts`."""
 
     @jit
     def put(stored: Any, at: int, blocks: Any, i: int) -> None:
@@ -68,10 +68,10 @@ def _store_scales(scales_of: Callable[..., Any], scale_vectors: int) -> Any:
 
 
 def four_rows_of_groups(block: int, block_bytes: int, piece: int, weights: Callable[..., Any]) -> Any:
-    """Make the gemv kernel of a format with one scale per block, which unpacks `piece` weights at a time.
+    """Make the gemv kernel of a format with one scale per block of up to 128 weights.
 
-    A block has `block` weights, up to 128: too many for registers to hold. `weights(blocks, at, p)` returns the weights
-    of piece p of the block at byte `at`, as a tuple of vectors.
+    A block has `block` weights. The registers cannot hold them all, so the kernel unpacks a block in pieces of `piece`
+    weights. `weights(blocks, at, p)` returns the weights of piece p of the block at byte `at`, as a tuple of vectors.
     """
 
     def make(n_vectors: int) -> Any:
@@ -109,8 +109,8 @@ def four_rows_by_parts(
 ) -> Any:
     """Make the gemv kernel of a format whose blocks have 256 weights.
 
-    Each multiply-add to a row's sum waits for the previous one. So the kernel multiplies one part of a block (64
-    weights) of each of up to four rows, then the next part of each row.
+    A part is 64 weights of a block. Each multiply-add to a row's sum waits for the previous one. To overlap the waits
+    of up to four rows, the kernel multiplies one part of each row, then the next part of each row.
 
     `scales_of(blocks, at)` returns the scales and minima of the block at byte `at` in `scale_vectors` SIMD vectors: one
     vector of 16 numbers (8 scales and 8 minima, or scales only), or two vectors (16 scales, then 16 minima).
@@ -137,7 +137,7 @@ def four_rows_by_parts(
             scratch: int,
         ) -> None:  # fmt: skip
             # Copying a scale to all lanes of a vector takes one instruction if the scale is in memory, but two if it is
-            # in a register. So the scales of a stretch of columns are first stored to memory.
+            # in a register. So the scales of the next STRETCH columns are first stored to memory.
             stored, scales, i = floats(scratch), hidden(scratch), 0
             for stretch in range(0, n_columns, STRETCH):
                 sums = zeros()
@@ -145,8 +145,8 @@ def four_rows_by_parts(
                 for block in range(blocks):
                     for r in range(n_rows):
                         put(stored, scales_of_row * (block * n_rows + r), raw(rows[r]), i + block * block_bytes)
-                # One loop over the parts of all blocks, because LLVM would unroll a loop over the four parts of a block
-                # and run out of registers.
+                # This is a single loop over the parts of all blocks. LLVM would unroll an inner loop over the four
+                # parts of a block, and run out of registers.
                 for p in range(4 * blocks):
                     at_block, q = i + p // 4 * block_bytes, p % 4
                     for r in range(n_rows):
@@ -224,10 +224,10 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
 
 
 def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
-    """Make the kernel `dequantize` of a format with blocks of 32 weights, which `weights` returns in two vectors.
+    """Make the kernel `dequantize` of a format with blocks of 32 weights.
 
-    The kernel writes the float32 weights of blocks `first` to `last - 1` to `out[to:]`; `format.expand` describes their
-    arrangement.
+    `weights(blocks, at)` returns the weights of the block at byte `at` in two vectors. The kernel writes the float32
+    weights of blocks `first` to `last - 1` to `out[to:]`; `format.expand` describes their arrangement.
     """
 
     @jit

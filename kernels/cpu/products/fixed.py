@@ -1,8 +1,8 @@
 """Gemm in fixed point (`--activations i16`): the tasks that quantise the input, pack it into panels, and multiply.
 
-`fixed_numpy.py` defines the arithmetic, `fixed_tile.py` and `fixed_amx.py` have the tiles. A tile multiplies a panel of
-weight rows with a panel of at most TOKENS tokens. So the tokens are divided into groups of at most TOKENS, and each
-group is packed into one panel. The products of a token do not depend on the size of its group.
+`fixed_numpy.py` defines the arithmetic. `fixed_tile.py` and `fixed_amx.py` have the inner kernels, called tiles. A tile
+multiplies a panel of weight rows with a panel of at most TOKENS tokens. So the tokens are divided into groups of at
+most TOKENS, and each group is packed into one panel. The products of a token do not depend on the size of its group.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ def first_of(job: Any, group: int) -> Any:
 
 @jit
 def quantize_rows(job: Any, first: int, after: int, scratch: int, quants: int, scales: int) -> None:
-    """Norm (if the job has a norm) and quantise rows `first` to `after - 1` of X; `scratch` has space for one row."""
+    """Norm (if the job has a norm) and quantise rows `first` to `after - 1` of X.
+
+    The results are written to addresses `quants` and `scales`. `scratch` is the address of space for one float32 row.
+    """
     n, eps = job[K], np.float32(number(job[NORM_EPS]))
     for t in range(first, after):
         row, i = job[X] + 4 * t * n, t - first
@@ -108,9 +111,9 @@ def _add_panel(
 ) -> None:
     """Multiply one panel of rows of matrix m with several groups of tokens, over DEPTH columns from `column` on.
 
-    The panel has PANEL_ROWS rows from row `first` on, fewer if row `end`, the end of the chunk, comes first. The groups
-    are `group` to `end_group - 1`. The products are added to PANEL_ROWS floats per token at address `y`. Scratch memory
-    is FORMAT_SCRATCH bytes, then a panel of rows.
+    The panel has at most PANEL_ROWS of the rows `first` to `end - 1`; `end` is the end of the chunk. The groups are
+    `group` to `end_group - 1`. The products are added to PANEL_ROWS floats per token at address `y`. `scratch` is the
+    address of FORMAT_SCRATCH bytes for unpacking, and of space for the panel of rows after these bytes.
     """
     n, n_columns, panel, t = min(PANEL_ROWS, end - first), job[K], scratch + FORMAT_SCRATCH, first_of(job, group)
     kind = job[m + PANEL_KIND]
@@ -134,7 +137,7 @@ def _add_panel(
 
 @task
 def multiply_fixed(job: Any, chunk: int, scratch: int) -> None:
-    """Multiply the rows of one chunk with SPAN groups of tokens, then apply bias, activation and residual."""
+    """Multiply the rows of one chunk with up to SPAN groups of tokens, then apply bias, activation and residual."""
     piece, group = chunk % job[PIECES], chunk // job[PIECES] * job[SPAN]
     end_group = min(group + job[SPAN], ceil_div(job[T], TOKENS))
     m, n_matrices = matrix_of(job, piece), 2 if gates(job) else 1
@@ -146,8 +149,8 @@ def multiply_fixed(job: Any, chunk: int, scratch: int) -> None:
     sums[: ceil_div(end - begin, PANEL_ROWS) * n_matrices * size] = 0
     if TILES:
         configure_tiles(ceil_div(job[T], ceil_div(job[T], TOKENS)))
-    # Multiply all panels of rows over the same columns before the next columns, so that these columns of the tokens'
-    # panels stay in the L2 cache.
+    # The outer loop is over columns, so that DEPTH columns of the tokens' panels stay in the L2 cache while all panels
+    # of rows are multiplied with them.
     for column in range(0, job[K], DEPTH):
         at = place
         for first in range(begin, end, PANEL_ROWS):

@@ -26,7 +26,7 @@ def kind() -> str:
 
 
 def description() -> str:
-    """Return the kind of the device, with a GPU's name if MLX reports one: "metal (Apple M3 Max)"."""
+    """Return the kind of the device, with a GPU's name if MLX reports one, such as "metal (Apple M3 Max)"."""
     name = None if kind() == "cpu" else mx.device_info().get("device_name")
     return f"{kind()} ({name})" if name else kind()
 
@@ -41,7 +41,7 @@ def keep_weights_resident() -> None:
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
 
 
-# The most seconds for which the exit of the interpreter waits for the forward pass on each stream.
+# The most seconds to wait, when the interpreter exits, for the forward pass on each stream.
 PATIENCE = 10.0
 
 # The streams of closed backends, as pairs: the id of the process that created the stream, and the stream.
@@ -51,7 +51,7 @@ _used: weakref.WeakSet[DeviceStream] = weakref.WeakSet()
 
 
 class DeviceStream:
-    """An MLX stream for one backend, which one thread at a time may use.
+    """An MLX stream for one backend. Only one thread at a time may use the stream.
 
     When this object is closed or collected, other backends may reuse the stream.
     """
