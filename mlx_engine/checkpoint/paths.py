@@ -68,7 +68,7 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
-    """Return (description, hint) for a file that is not GGUF, by its suffix and first bytes; None for an unknown kind."""
+    """Return (description, hint) for a file that is not GGUF, by its suffix and `head`; None for an unknown kind."""
     name_folder = f"name its folder, {path.parent if path.parent.name else path.parent.absolute()}"
     if head[8:9] == b"{" or path.suffix == ".safetensors":
         return "a safetensors file, which has no settings of a model", name_folder
