@@ -29,7 +29,7 @@ _CAST = re.compile(r"\*\s*(?:const\s*)?\)|_cast\s*<")
 
 @cache
 def casts_pointers(text: str) -> bool:
-    """Return whether the text may cast pointers, so that an access may need more alignment than an element."""
+    """Return whether the text may cast pointers: an access may then need more alignment than an array's elements."""
     return _CAST.search(code_only(text)) is not None
 
 

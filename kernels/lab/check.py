@@ -39,11 +39,12 @@ class Failure:
 
     Attributes:
         shape: the sizes of the axes, and the type that T stands for.
-        seed: seed of the order of threads; on a GPU, the number of the run. If runs with different seeds differ, None.
+        seed: seed of the order of threads; on a GPU, the number of the run. None if runs with different seeds differ.
         build: the emulator's build that found the mistake; None on a GPU.
-        findings: all mistakes of this run in the emulator.
-        rank: how specific the text is: from 0 for an access out of bounds, or a kernel that did not run, to the largest
-            number for wrong values of unknown cause.
+        text: a description of the mistake.
+        findings: the mistakes that the emulator found; for a wrong value, the emulator's notes on possible causes.
+        rank: how specific the text is: 0 (most specific) for an access out of bounds or a kernel that did not run; the
+            largest number for wrong values of unknown cause.
     """
 
     shape: str
@@ -59,11 +60,12 @@ class Verdict:
     """The outcome of a check: true if all results were right. `print(verdict)` shows the mistakes.
 
     Attributes:
-        runs: number of runs with all seeds and builds.
+        shapes: number of shapes that were run.
+        runs: number of runs, with all shapes, seeds and builds.
         worst: the largest error found, in the unit of `bound`.
         bound: the largest accepted error. For an experiment, the unit is a float32 epsilon (2^-23) times
             `Experiment.magnitude`.
-        failures: the wrong shapes, in the order in which they ran.
+        failures: the shapes with wrong results, in the order in which they ran.
         notes: possible mistakes that the emulator found.
         seconds: duration, including compilation (`compile_seconds`).
         again: Python code that runs only the shape of `clearest`.
@@ -139,7 +141,7 @@ class Case:
     """One shape of a check.
 
     Attributes:
-        label: the sizes of the axes as text.
+        label: the sizes of the axes, and the type that T stands for, as text.
         expected: function that returns the expected outputs.
         arguments: arguments of `check`, as Python code, that run only this shape; "" if there is no experiment.
     """
@@ -248,7 +250,7 @@ def _shown(name: str, given: Progress | None) -> Iterator[Progress | None]:
 def cases_of(
     experiment: Experiment, sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None, dtypes: Sequence[str]
 ) -> list[Case]:
-    """Return a case for each shape and type, the smallest first; then the cases with many equal numbers."""
+    """Return a case per shape and type, the smallest first. If the kernel compares numbers, add cases with ties."""
     unknown = [dtype for dtype in dtypes if dtype not in FLOATS]
     if unknown or isinstance(dtypes, str):
         raise ValueError(f"check {experiment.name}: expected dtypes, a list of {', '.join(FLOATS)}, found {dtypes!r}")
@@ -258,8 +260,8 @@ def cases_of(
     made = [_case(experiment, one, dtype) for one in every for dtype in tried]
     if not experiment.compares:
         return made
-    # Large shapes, because equal numbers are unlikely in small ones. The largest is left out: it is usually chosen only
-    # to reveal 16-bit indices.
+    # Choose large shapes, because the few numbers of a small shape are rarely equal. Leave out the largest shape, which
+    # usually serves only to reveal 16-bit indices.
     chosen = every[:-1][-TIED_SHAPES:] or every
     return made + [_case(experiment, one, tried[0], tied=True) for one in chosen]
 
@@ -355,7 +357,7 @@ def compile_cases(cases: Sequence[Case], orders: Orders) -> float:
     The code is not optimised: for a few runs on small arrays, optimisation would take longer than it saves.
     """
     started = time.perf_counter()
-    # If a case does not compile, it raises the same error when it runs.
+    # Ignore errors of compilation here: a case that does not compile raises the same error when it runs.
     with suppress(EmulatorError):
         prepare((case.launch for case in cases), orders.builds, suffixes=orders.suffixes, optimize=False)
     return time.perf_counter() - started
@@ -395,7 +397,7 @@ def _examine(
 
 def _raised(case: Case, seed: int | None, build: str | None, error: Exception) -> Failure:
     found: tuple[Finding, ...] = getattr(error, "findings", ())
-    rank = min(map(severity, found), default=0)  # without findings, the kernel has not run, and the error says why
+    rank = min(map(severity, found), default=0)  # an error without findings says why the kernel did not run
     return Failure(case.label, seed, build, str(error), found, rank)
 
 
@@ -413,7 +415,7 @@ def _wrong(case: Case, seed: int | None, build: str | None, wrong: Wrong, undefi
 
 
 def _run(launch: Launch | MetalLaunch, executor: ExecutorName, build: str | None, options: dict[str, Any]) -> list[Any]:
-    """Return the outputs, or raise the `root_cause`."""
+    """Return the outputs of a launch. If the emulator raises an error, raise its `root_cause` instead."""
     try:
         return run(launch, executor, build=build, **options)
     except EmulatorError as error:
@@ -426,8 +428,8 @@ def _causes(
 ) -> tuple[tuple[str, EmulatorError] | None, tuple[Finding, ...]]:
     """Run the launch again in the builds "undefined" and "races", and return possible causes of a wrong element.
 
-    Return the most specific error as (build, error), or None; and notes. If it is known which thread wrote the element
-    last, the final note names this thread.
+    The result is a pair: the most specific error as (build, error), or None if there was none; and the notes. If it is
+    known which thread wrote the element last, the final note names this thread.
     """
     place = launch.output_names.index(wrong.output)
     shape = tuple(launch.output_shapes[place])

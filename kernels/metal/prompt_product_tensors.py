@@ -1,8 +1,7 @@
 """Multiply many vectors (prompts) in float16 or bfloat16 with `matmul2d` of Metal 4: the neural accelerators of an M5.
 
-GPUs before the M5 run `matmul2d` on their ALUs, so the engine uses `prompt_product` there. Tiles have the type of x, so
-each weight is rounded to this type. Metal does not define the order of summation of `matmul2d`, so results may differ
-between GPUs.
+GPUs before the M5 run `matmul2d` on their ALUs, so the engine uses `prompt_product` there. Weights are rounded to
+the type of the vectors x. Metal does not define the order of sums in `matmul2d`, so results may differ between GPUs.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def model_sizes(model: str) -> dict[str, int]:
 
 
 def add_prompts(found: Row, model: str) -> None:
-    """Add the times of a prompt's matrix products and attention, with our kernels and MLX's; counts in the emulator."""
+    """Add the times of a prompt's products and attention with our kernels and MLX's; in the emulator, add counts."""
     from mlx_engine.kernels.lab.ladder import climb_attention, climb_prompts, products
     from mlx_engine.kernels.metal.prompt_product_tensors import has_accelerators
 
@@ -102,8 +102,8 @@ def add_models(
 ) -> None:
     """Add the model's tokens per second on the backend `mlx`, and on the backend with this project's kernels.
 
-    The activations are float32 and, with the executor `metal`, also each 16-bit type. On a GPU with neural accelerators
-    (as `add_prompts` has found), the backend `metal` is measured with both kernels of `WAYS` for each 16-bit type.
+    The activations are float32 and, with the executor `metal`, also each 16-bit type. Call `add_prompts` first: if it
+    has found neural accelerators, `metal` is measured with both kernels of `WAYS` for each 16-bit type.
     """
     names, executor = BACKENDS[found["executor"]], found["executor"]
     found["tokens"] = list(rows(model, names, TESTS, repetitions=REPETITIONS, budget=budget))
@@ -140,7 +140,7 @@ def default_file() -> Path:
 
 
 def check_file(path: Path) -> None:
-    """Raise SourceError if the file cannot be written. Call this before measuring: a wrong path then wastes no run."""
+    """Raise SourceError if the file cannot be written. Call this first, so that no measurement is lost."""
     try:
         with path.open("a", encoding="utf-8"):
             pass

@@ -1,4 +1,4 @@
-"""Check a path before a model file is opened, so that errors can say what is there, such as a Git-LFS pointer."""
+"""Check paths and the first bytes of files, so that errors can say what is there, such as a Git-LFS pointer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mlx_engine.errors import FormatError, SourceError
 
-# Files that are not regular are refused: reading a pipe would block until another process writes to it, and a device
-# may have no end.
+# Files that are not regular, which are refused: reading a pipe would block until another process writes to it, and a
+# device may have no end.
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISCHR, "a device"),
@@ -18,7 +18,7 @@ _KINDS = (
 )
 _TORCH = "convert its folder to safetensors with transformers' save_pretrained, and load the new folder"
 _GGML = ("a file of GGML, which is older than GGUF", "download the GGUF file of this model")
-# Maps the first bytes of a file that a user has passed in place of a GGUF file to a description and a hint.
+# Maps the first bytes of each kind of file that users pass in place of GGUF files to (description, hint).
 _SIGNATURES = {
     b"PK\x03\x04": ("a ZIP archive, as PyTorch writes weights", _TORCH),
     b"\x80": ("a pickle, as PyTorch writes weights", _TORCH),
@@ -68,7 +68,7 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
-    """Return a description of a file that is not GGUF, and a hint, by its first bytes; None for an unknown kind."""
+    """Return (description, hint) for a file that is not GGUF, by its suffix and `head`; None for an unknown kind."""
     name_folder = f"name its folder, {path.parent if path.parent.name else path.parent.absolute()}"
     if head[8:9] == b"{" or path.suffix == ".safetensors":
         return "a safetensors file, which has no settings of a model", name_folder

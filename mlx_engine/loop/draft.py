@@ -6,7 +6,7 @@ model has checked them, and are then committed or rolled back. If the draft mode
 committed or rolled back, too. All sequences share the passes of the draft model. For each sequence, the first pass
 reads the new settled ids and gives the first proposed token, and each later pass gives one more proposed token.
 
-The draft model samples with the same random numbers as the answer, so that both models often choose the same token. If
+The draft model samples with the random numbers of the large model, so that both models often choose the same token. If
 its KV pool has too few pages for a sequence, the draft model proposes no tokens for this sequence.
 """
 
@@ -34,7 +34,7 @@ MOST = 8
 
 
 def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
-    """Check that every id is the same token in both models. One model may have further ids, if these have no text.
+    """Check that every id is the same token in both models. One model may have more ids, if these have no text.
 
     Raises:
         OptionError: an id has different texts in the two models; the message names the first such id.
@@ -93,7 +93,7 @@ class DraftModel:
     def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
         """Return, for each sequence, the ids that the draft model chooses after the settled ids.
 
-        `wanted` maps each sequence to the largest number of its proposed ids. In this call, the draft model reads at
+        `wanted` maps each sequence to the largest number of ids to propose. In this call, the draft model reads at
         most `budget` settled ids, of all sequences together.
         """
         found: dict[Sequence, list[Token]] = {}
@@ -139,7 +139,7 @@ class DraftModel:
         ids, held = sequence.ids, self._held.get(sequence)
         config = self.model.config
         longest = min(int(config.context_length), self.pool.n_tokens, sequence.request.longest + MOST)
-        if len(ids) > longest:  # the draft model cannot read so many ids
+        if len(ids) > longest:  # more ids than the draft model can read
             self.release(sequence)
             return None
         if held is None:

@@ -5,7 +5,7 @@
 `Plain`, `Mixture` or `GatedAndMixture`). Each kind is a class with its parameters, and a function that runs it. To add
 a kind, add a class, a function, and a case in `mix` or `feed_forward`.
 
-With tensor parallelism a rank (process) may have only some input columns of a matrix (`Linear.is_partial`). The
+With tensor parallelism, a rank (process) may have only some input columns of a matrix (`Linear.is_partial`). The
 functions below then add the products of all ranks (`Backend.all_sum`).
 
 Of the T tokens of a pass, the R *wanted* tokens (`Batch.rows`) are those whose logits or hidden states the caller
@@ -38,8 +38,8 @@ from mlx_engine.kernels.cached import cached_property
 from mlx_engine.weights.adapters import adapted
 from mlx_engine.weights.parameters import Parameters
 
-# The functions below give intermediate values names such as "blk.0.q_rope". If a name ends in one of these parts, its
-# layer index counts from the pipeline stage's first layer; `distributed/leader.py` adds the index of this first layer.
+# The functions below give intermediate values names such as "blk.0.q_rope". In names with one of these endings, the
+# index counts layers from the pipeline stage's first; `distributed/leader.py` adds the index of this first layer.
 COUNTED = ("q_rope", "k_rope", "attn_out", "attn_residual", "layer_out")
 
 
@@ -115,8 +115,8 @@ class Attention:
     """Attention to the keys and values of this layer.
 
     Attributes:
-        v: the projection to values. The same object as `k` if the values are the projected keys, before norm and RoPE.
-        gate: a projection of the input; the output of attention is multiplied by the sigmoid of the projection.
+        v: the projection to values. If the values are the keys before norm and RoPE, `v` is the same object as `k`.
+        gate: the projection to the gate; the output of attention is multiplied by the gate's sigmoid.
         norms: the norms of query and key heads, or of whole rows.
         window: number of latest tokens that a token attends to, itself included; None for all tokens. A negative number
             -C means chunks of C tokens: a token attends to the earlier tokens of its chunk, and to itself.
@@ -159,9 +159,9 @@ class SharedAttention:
     """Attention to the keys and values of an earlier layer.
 
     Attributes:
-        layer: the index of the layer whose keys and values are read: the last layer with the same window that computes
-            keys and values. If `Stores.are_kept` is False (`backends/batch.py`), layers with the same window share
-            memory, which then has only the keys and values of the last of them.
+        layer: the index of the layer whose keys and values are read: of the layers with the same window that compute
+            keys and values, the last. If `Stores.are_kept` is False (`backends/batch.py`), these layers share memory,
+            which then has only the last layer's keys and values.
     """
 
     q: Linear
@@ -209,7 +209,7 @@ class LatentAttention:
 
     @cached_property
     def growth(self) -> Rope:
-        """A `Rope` that rotates nothing and only applies `Rope.growth`, for the N elements of a query head."""
+        """A `Rope` that only applies `Rope.growth`, for the N elements of a query head that are not rotated."""
         return replace(Rope.none(self.k_b.shape[1]), growth=self.rope.growth)
 
 
@@ -238,8 +238,8 @@ def mix(
 ) -> Array | None:
     """Run layer i's token mixer on hidden states x (T, D).
 
-    Write the layer's keys and values, or its state. Return the mixer's output (R, ...) for the R wanted tokens, or None
-    if no token is wanted. `norm` is applied to x first, unless it is None.
+    Apply `norm` to x first, unless it is None. Write the keys and values, or the state, that the mixer computes. Return
+    the mixer's output (R, ...) for the R wanted tokens, or None if no token is wanted.
     """
     match w:
         case Attention():
@@ -445,7 +445,7 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False)
 class GatedAndMixture:
-    """A gated network and a mixture of experts that both read x. Each output is normed, then their sum."""
+    """A gated network and a mixture of experts that both read x. The outputs are normed, added, and normed again."""
 
     gated: Gated
     gated_post: Norm
@@ -459,7 +459,7 @@ FeedForward: TypeAlias = Gated | Plain | Mixture | GatedAndMixture
 def feed_forward(be: Backend, w: FeedForward, of: Array, x: Array) -> Array:
     """Return x plus the output of the FFN.
 
-    The FFN reads `of`: the hidden states before attention if `Layer.is_parallel`, else x.
+    The FFN reads `of`: the hidden states before the mixers if `Layer.is_parallel`, else x.
     """
     match w:
         case Gated():
@@ -498,7 +498,7 @@ class PerLayer:
 
     Attributes:
         hidden_size: D, the column at which `decoder_layers` (`decoder.py`) splits hidden states from per-layer inputs.
-        columns: the columns [first, end) of h in the array (T, L*I) of all layers' inputs.
+        columns: the columns [first, end) of h in the array (T, L*I) of the inputs of all L layers.
         gate: (I, D).
         projection: (D, I).
     """
@@ -530,7 +530,7 @@ class Layer:
         ffn: the feed-forward network; None for a layer with only a mixer.
         input: the per-layer input, added after the FFN.
         scale: factor of the hidden states after the layer.
-        is_parallel: whether the FFN reads the hidden states before attention, not the ones after it.
+        is_parallel: whether the FFN reads the hidden states before the mixers, not the ones after them.
     """
 
     norm: Norm | None = None
@@ -589,7 +589,7 @@ def decoder_layer(
             (or the state) are written, and x is returned unchanged.
         views: the KV views of earlier layers, by layer; this layer adds its own view.
         inputs: (T, L*I), the per-layer inputs of all layers; not read if `w.input` is None.
-        masks: (T, M): for each row, which columns of the stacked LoRA adapters it uses (`weights/adapters.py`).
+        masks: (T, M), which of the M columns of the stacked LoRA adapters each token uses (`weights/adapters.py`).
     """
     inner = adapted(be, masks)
     mixed = [mix(inner, of.mix, i, x, w.norm, batch, want, views) for of in w.branches]

@@ -1,4 +1,4 @@
-"""Check the API key, and limit the share of time in which the GIL is held to read requests.
+"""Check the API key, and limit the share of time in which reading requests holds the GIL.
 
 The event loop, the engine thread and the threads that parse and encode requests share the GIL. Reading requests must
 leave the GIL free for most of the time, so that `/health` is answered and tokens are generated. So large bodies are
@@ -87,14 +87,14 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, message, code="request_too_large")
 
 
-# The most requests that have a turn at the same time, and the most large ones among them.
+# The largest number of requests that have a turn at the same time, and of large requests among them.
 TURNS, LARGE_TURNS = 2, 1
 
 # A request is large if its body has more bytes than this, otherwise small.
 LARGE = 1 << 16
 
-# The most large requests, and the most small ones, that wait for a turn; further requests get status 429. If a small
-# request generates text (`is_bounded` is false), it is not refused here: `Worker.reserved` limits these requests.
+# If this number of large requests wait for a turn, further large requests get status 429. The same holds for small
+# requests, except those that generate text (`is_bounded` is false), which `Worker.reserved` limits.
 MOST_WAITING = 16
 
 # Seconds between reading two pieces of large bodies. A piece has at most 256 KiB (`LARGE_READ` in server.py); the event
@@ -113,13 +113,13 @@ class Bodies:
 
     @contextmanager
     def reading(self, receive: Receive, most: int, check: Callable[[], object] = lambda: None) -> Iterator[Receive]:
-        """Return a function that receives the ASGI messages of one body, for use in the `with` block.
+        """Yield a function that receives the ASGI messages of one body, for use in the `with` block.
 
-        Whenever LARGE or more bytes have arrived, the function awaits `wait` before the next message. Before each
-        message after the first, it calls `check`, which may raise an exception to end reading.
+        Whenever LARGE more bytes have arrived, the function awaits `wait` before the next message. Before each message
+        after the first, the function calls `check`, which may raise an exception to end reading.
 
         Raises:
-            ApiError: raised by the returned function if the large bodies that are being read have more than `most`
+            ApiError: raised by the yielded function if the large bodies that are being read have more than `most`
                 bytes together. Messages within the first LARGE bytes of a body are not counted.
         """
         n_read = n_held = n_since = 0
@@ -174,7 +174,7 @@ class Turn:
     async def run(self, work: Callable[[], T]) -> T:
         """Run `work` in a thread, and return its result.
 
-        If the caller is cancelled, the thread continues until `work` ends or calls `check`.
+        If the caller is cancelled, the thread continues until `work` ends or calls `check`, which then raises.
         """
         self.running = future = asyncio.get_running_loop().run_in_executor(None, work)
         # Retrieve the error here, too. If the work fails after the caller was cancelled, asyncio would otherwise log
@@ -187,7 +187,7 @@ class Turn:
             del future  # the traceback of an error refers to this frame, and would keep the future and its error alive
 
     def check(self) -> None:
-        """Raise ClientGoneError if `has_left`. The thread calls this method between two pieces of work."""
+        """Raise ClientGoneError if `has_left`. The work calls this method between its steps."""
         if self.has_left:
             raise ClientGoneError
 

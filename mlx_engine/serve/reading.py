@@ -1,6 +1,7 @@
 """For /v1/responses and /v1/messages: read a request as messages and tools, and write an answer as events.
 
-Chat completions use only `thinking_variables`. A parameter `at` is the place of a value in the request, for errors.
+Chat completions use only `thinking_variables`. A parameter `at` is the place of a value in the request, for error
+messages. A *part* of a message's content, or of an answer, has a type, such as text.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mlx_engine.tokenizer.chat_prompt import SWITCHES, reads
 
 Json = dict[str, Any]
 
-# Maps each type of part that has text to the key of the text.
+# Maps each type of text part to the key of its text.
 TEXTS = {
     "text": "text",
     "input_text": "text",
@@ -40,7 +41,7 @@ class Chat:
 
     Attributes:
         messages: the messages, as `ChatPrompt` takes them.
-        ignored: the names of parts of the request that the server ignores, without repetition.
+        ignored: the names of the parameters and parts in the request that the server ignores, each once.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class Chat:
         turn["reasoning_content"] = turn.get("reasoning_content", "") + text
 
     def answer(self, text: str, *, continues: bool = True) -> None:
-        """Add text to the assistant's turn. Unless `continues`, begin a new turn first if it has text and no calls.
+        """Add text to the assistant's turn. If it has text and no calls, begin a new turn first, unless `continues`.
 
         Text after calls stays in the turn of the calls, because the results of the calls must follow this turn.
         """
@@ -87,7 +88,7 @@ class Chat:
     def begun_answer(self) -> str:
         """If the last message is an assistant's answer without reasoning and calls, remove it and return its text.
 
-        Otherwise, and if it is the only message, change nothing and return "".
+        Otherwise, or if the answer is the only message, change nothing and return "".
         """
         last = self.messages[-1]
         if len(self.messages) == 1 or last.keys() != {"role", "content"} or last["role"] != "assistant":
@@ -95,7 +96,7 @@ class Chat:
         return str(self.messages.pop()["content"])
 
     def ignore(self, what: str) -> None:
-        """Record the name of an ignored part of the request."""
+        """Add a name to `ignored`."""
         if what not in self.ignored:
             self.ignored.append(what)
 
@@ -174,8 +175,8 @@ def thinking_variables(
 ) -> tuple[Json, list[str]]:
     """Return the chat template's variables for thinking (on or off, and the effort), and names of ignored parameters.
 
-    Variables that the template does not read are left out. `param` is the name of the effort in the request.
-    If no variable expresses the effort, the result has this name as ignored, unless the effort is "medium".
+    Variables that the template does not read are left out. `param` is the name of the effort in the request. It is
+    returned as ignored if the effort is not "medium" and no variable expresses it.
     """
     if effort == "none":
         is_on = False
@@ -191,13 +192,13 @@ def thinking_variables(
 
 @dataclass
 class Part:
-    """A part of an answer: reasoning, text, or a tool call. The text of a call is its arguments as JSON.
+    """A part of an answer: reasoning, text, or a tool call. The text of a tool call is its arguments as JSON.
 
     Attributes:
         index: the index of the part in the answer.
-        name: the name of the tool of a call.
+        name: the name of the called tool.
         texts: the pieces of the text, in order.
-        is_complete: whether the part has ended without being cut off.
+        is_complete: whether the part has ended and was not cut off.
     """
 
     kind: Literal["reasoning", "text", "call"]
@@ -226,7 +227,7 @@ class PartsReply(Reply):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the token limit has cut off the answer. The server sets no timeout, which could cut it off, too."""
+        """Whether the token limit or a timeout has cut off the answer. This server sets no timeout."""
         return self._call.outputs[0][1].finish_reason not in (None, "stop")
 
     @property
@@ -236,7 +237,7 @@ class PartsReply(Reply):
 
     @property
     def stop(self) -> str | None:
-        """The request's stop string that ended the answer; None if it did not end at one."""
+        """The request's stop string that ended the answer; None if no stop string has ended the answer."""
         stop = self._call.outputs[0][0].stop
         return stop if isinstance(stop, str) else None
 

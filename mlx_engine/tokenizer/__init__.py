@@ -1,7 +1,7 @@
 """Tokenizers from GGUF metadata or a `tokenizer.json`: encode, decode, and streaming decode by whole characters.
 
-Chat messages are encoded with the model's chat template (`chat`). Byte-level BPE, SPM and the BPE of Gemma 4 are
-implemented (`bpe`); there is no training.
+`chat.py` encodes chat messages with the model's chat template. `bpe.py` implements byte-level BPE, SPM and the BPE of
+Gemma 4. Tokenizers cannot be trained.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Mixtures of experts in files: the tensors of a layer's experts and router, and their names and shapes in each format.
 
-In the model each expert has its own matrices, views of the file's bytes if possible. Files store each matrix as a
+In the model, each expert has its own matrices, views of the file's bytes if possible. Files store each matrix as a
 tensor, or stack the matrices of all X experts of a layer in one tensor. F is the FFN size, D the hidden size:
 
     GGUF                        blk.0.ffn_gate_exps.weight (X, F, D); files of early 2024: blk.0.ffn_gate.3.weight;
@@ -11,7 +11,7 @@ tensor, or stack the matrices of all X experts of a layer in one tensor. F is th
     Llama 4                     model.layers.0.feed_forward.experts.gate_up_proj (X, D, 2F), down_proj (X, F, D)
     mlx-community               model.layers.0.mlp.switch_mlp.gate_proj.weight; gpt-oss: experts.gate_proj.weight
     gpt-oss, published          model.layers.0.mlp.experts.gate_up_proj_blocks and _scales, (X, 2F, D), gate in the even
-                                rows; in bf16 gate_up_proj (X, D, 2F), which is transposed
+                                rows; in bf16, gate_up_proj (X, D, 2F), gate in the even columns
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Names:
         stem: the prefix of the text model's tensors.
         fused: the names of the two fused tensors in the block.
         bias: the name of `Routing.bias` in the block; "" if routers have none.
-        bias_rows: 1 if this bias is stored as a matrix of one row, 0 if it is a vector.
+        bias_rows: 1 if this bias is stored as a matrix of one row, 0 if it is stored as a vector.
         shared: the name of the shared expert's module in the block.
         are_transposed: whether the fused tensors are transposed, (X, D, 2F) and (X, F, D).
     """
@@ -86,7 +86,7 @@ class Names:
 class Routed(ConfigBase):
     """A base class of configs with experts. Subclasses declare `n_experts`, `n_experts_used` and `normalize`.
 
-    Subclasses may also have `n_dense`, the number of layers without experts at the beginning; `groups`, the value of
+    Subclasses may also declare `n_dense`, the number of layers without experts at the beginning; `groups`, the value of
     `Routing.groups`; and `routed_scale`, a factor of the weighted sum of the chosen experts' outputs.
     """
 
@@ -96,7 +96,7 @@ class Routed(ConfigBase):
 
     @property
     def ffn_kinds(self) -> tuple[str, ...]:
-        """The kind of each layer's FFN, "dense" or "sparse", for rows of the tensor table."""
+        """The kind of each layer's FFN: "dense", or "sparse" (with experts), for `weights/table.py`."""
         of: Any = self
         n_dense = getattr(of, "n_dense", 0)
         return tuple("dense" if i < n_dense else "sparse" for i in range(of.n_layers))
@@ -107,7 +107,7 @@ class Routed(ConfigBase):
         return keys if self.scoring == "softmax" else {**keys, "expert_gating_func": SIGMOIDS}
 
     def routing(self, p: Parameters, i: int) -> Routing:
-        """Return how the router of layer i chooses experts."""
+        """Return how the router of layer i chooses and weights experts."""
         of: Any = self
         name, scale = f"blk.{i}.exp_probs_b", getattr(of, "routed_scale", 1.0)
         return Routing(
@@ -196,7 +196,7 @@ def most_experts(n_layers: int) -> int:
 
 
 def of_all(n_used: int, known: Any) -> str | None:
-    """Return None if the model has `n_used` or more experts, else the text of what is expected."""
+    """Return None if the model has at least `n_used` experts, else the text of what is expected."""
     return None if n_used <= known.n_experts else f"at most the number of experts, {known.n_experts}"
 
 
@@ -249,7 +249,7 @@ def expert_tensors(
 def _tensors(
     checkpoint: Checkpoint, i: int, part: int, blocks: Sequence[str], names: Names, n: int, size: tuple[int, int]
 ) -> list[Tensor]:
-    """Return the matrix `PARTS[part]` of each of the n experts of layer i, as a tensor; `size` is (F, D)."""
+    """Return a tensor for the matrix `PARTS[part]` of each of the n experts of layer i; `size` is (F, D)."""
     stem, shape = f"blk.{i}.ffn_{PARTS[part]}", size[::-1] if PARTS[part] == "down" else size
     half = None if PARTS[part] == "down" else (part * size[0], 2 * size[0])
     gguf = _form(
@@ -276,17 +276,17 @@ def _tensors(
 
 
 def _of_block(name: str, n: int, **how: Any) -> Callable[[int], TensorLayout]:
-    """Return a function that returns, for an expert's index, its layout in a tensor of n experts."""
+    """Return a function that maps an expert's index to the expert's layout in a tensor of n experts."""
     return lambda e: TensorLayout(name, expert=(e, n), **how)
 
 
 def _form(checkpoint: Checkpoint, *choices: Callable[[int], TensorLayout]) -> Callable[[int], TensorLayout]:
-    """Return the first choice whose tensor for expert 0 is in the checkpoint; `choices[0]` if there is no such."""
+    """Return the first choice whose tensor for expert 0 is in the checkpoint; `choices[0]` if no tensor is."""
     return next((choice for choice in choices if choice(0).name in checkpoint.shapes), choices[0])
 
 
 def _interleaved(checkpoint: Checkpoint, stem: str, part: str, width: int, n: int) -> Callable[[int], TensorLayout]:
-    """Return a function that returns, for an expert's index, the layout of its `part` in a folder of gpt-oss."""
+    """Return a function that maps an expert's index to the layout of its `part` in a folder of gpt-oss."""
     whole = f"{stem}.down_proj" if part == "down" else f"{stem}.gate_up_proj"
     rows: dict[str, Any] = {} if part == "down" else {"rows": (int(part == "up"), 2 * width), "step": 2}
     return _form(

@@ -13,14 +13,14 @@ from mlx_engine.errors import TensorMismatchError
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.stored import TensorLayout
 
-# Tensors that are ignored, because they follow from the settings: rotary tables, and causal masks of GPT-NeoX, which
-# older versions of transformers saved with the weights.
+# Names of tensors that are ignored, because their values follow from the settings: rotary tables, and the causal masks
+# that older versions of transformers saved in GPT-NeoX models.
 BUFFER = re.compile(
     r"(?:^|\.)rotary_emb(?:_local)?\.(?:original_)?(?:inv_freq|cos_cached|sin_cached)$"
     r"|^gpt_neox\.layers\.\d+\.attention\.(?:masked_)?bias$"
 )
-# In some files, the layers of multi-token prediction (MTP) are in a separate module, whose name MTP_MODULE matches. In
-# other files, their numbers follow the number of the model's last layer.
+# Some files have the layers of multi-token prediction (MTP) in a separate module, whose name MTP_MODULE matches. Other
+# files number MTP layers after the model's last layer; LAYER matches the number of a layer.
 MTP_MODULE, LAYER = re.compile(r"(?:^|\.)mtp(?:_layers)?\."), re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
 
 
@@ -61,8 +61,8 @@ class Plan:
     Attributes:
         unused: names of tensors that a file may have, but that the model does not read.
         in_tensors: fields of the config that a GGUF file encodes in tensors, because GGUF has no key for them.
-        gguf_only: maps the name of each tensor that only GGUF files have to its values. Such a tensor encodes a setting
-            for which GGUF has no key.
+        gguf_only: tensors that only GGUF files have, as {name: values}. Such a tensor encodes a setting for which GGUF
+            has no key.
         extra: the tensors of an MTP layer; empty unless the checkpoint has all of them.
     """
 
@@ -95,7 +95,7 @@ def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, Tensor]:
     """Return the plan's tensors that the checkpoint has, by name.
 
     Raises:
-        TensorMismatchError: lists all missing, unexpected and misshapen tensors.
+        TensorMismatchError: tensors are missing, unexpected or misshapen; the message lists them all.
     """
     found: dict[str, Tensor] = {}
     # Dictionaries keep the plan's order and drop repeated names: a file may store several tensors of the model as one.

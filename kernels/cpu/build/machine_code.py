@@ -31,8 +31,8 @@ main({parts!r}, {triple!r})
 # The largest number of processes that compile at the same time; each takes 300 MB.
 MOST = 8
 _FORMAT = "a format"
-# Seconds that a core of a Zen 5 takes to compile each part; the first two entries are for the float32 and the
-# fixed-point kernels of each format. START is the time to start a process.
+# Seconds that a core of a Zen 5 takes to compile each part (a set of kernels that are compiled together). The first
+# two entries are for the float32 and the fixed-point kernels of a format. START is the time to start a process.
 SECONDS = {_FORMAT: 1.7, FIXED_END: 0.8, "products": 4.5, "attention": 6.0, "experts": 1.1, "states": 1.2, FIXED: 2.4}
 START = 1.0
 
@@ -60,7 +60,7 @@ def build(parts: Sequence[str], keep: Callable[[str, bytes], None], target: Targ
         for own in shared_out(parts, n_processes()):
             errors = stack.enter_context(tempfile.TemporaryFile())
             child = stack.enter_context(_started(own, alive, errors, target))
-            # After Ctrl-C, the exit of Popen's context does not wait for the process.
+            # Kill the process and wait for it, because the exit of Popen's context does not wait after Ctrl-C.
             stack.callback(child.wait)
             stack.callback(child.kill)
             waiting.register(child.stdout, selectors.EVENT_READ, (child, own, errors))  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def n_processes() -> int:
 
 
 def shared_out(parts: Sequence[str], n: int) -> list[list[str]]:
-    """Distribute parts to at most n processes, the slowest first, so that the processes end at about the same time."""
+    """Distribute parts to at most n processes, slow parts first, so that the processes end at about the same time."""
     shares: list[list[str]] = [[] for _ in range(min(n, len(parts)))]
     for part in sorted(parts, key=seconds_of, reverse=True):
         min(shares, key=lambda share: sum(map(seconds_of, share))).append(part)
@@ -103,15 +103,15 @@ def _started(
     path = [folder for folder in sys.path if isinstance(folder, str)]
     triple = target.triple if target else ""
     code = _CHILD.format(package=PACKAGE, path=path, parts=list(parts), triple=triple, alive=alive)
-    # Numba would spend time on colours in error messages, even of the many errors that it catches itself.
+    # Without highlighting, Numba spends no time on the colours of the many error messages that it catches itself.
     environment = {**os.environ, COMPILING: "1", "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": "1"}
-    # The child compiles for this process, to which the system may refuse AMX even if it permits AMX to the child.
+    # Pass the CPU features of this process, which runs the code: the system may permit AMX only to the child.
     environment["NUMBA_CPU_FEATURES"] = target.features if target else features()
     if target:
         environment["NUMBA_CPU_NAME"] = target.processor
     no_input, pipe = subprocess.DEVNULL, subprocess.PIPE
-    # The pipe is unbuffered, because a selector does not notice bytes in a buffer. The child is in a new session:
-    # otherwise Ctrl-C would end it, which would be reported as a failed compilation.
+    # The pipe is unbuffered, because a selector does not notice bytes in a buffer. The child is in a new session, so
+    # that Ctrl-C does not end the child, which would be reported as a failed compilation.
     return subprocess.Popen(
         [sys.executable, "-c", code],
         bufsize=0,
@@ -149,12 +149,12 @@ def _read(pipe: IO[bytes], n: int) -> bytes:
 
 # ---- locks ----
 
-# There is one lock per part. If several processes need the same code, one compiles it and the others wait.
+# There is one lock per part. If several processes need the same part, one compiles it and the others wait.
 
-# The environment variable that marks a compiling process, which must not start more compiling processes. Without the
-# mark it would do so if a user's program has the name of a standard module: importing this module runs the program.
+# The environment variable that marks a compiling process, which must not start more compiling processes. It would do so
+# if a user's program has the name of a standard module: the compiling process then imports, and so runs, this program.
 COMPILING = "MLX_ENGINE_COMPILING"
-# Seconds to wait for another process, which may have been suspended. On two busy cores, compilation took 44 seconds.
+# Seconds to wait for a lock, whose process may be suspended. On two busy cores, compilation took 44 seconds.
 PATIENCE = 120.0
 
 
@@ -162,8 +162,8 @@ PATIENCE = 120.0
 def locked(files: Iterable[Path]) -> Iterator[None]:
     """Hold the locks of these files of machine code within this context; wait for other processes that hold one.
 
-    The system releases the locks of a process that dies. All processes take locks in the same order, so there is no
-    deadlock. If a lock cannot be taken, for instance in a read-only folder, the process continues without this lock.
+    The system releases the locks of a process that dies. All processes take locks in the order of the paths, so there
+    is no deadlock. If a lock cannot be taken, for instance in a read-only folder, the process continues without it.
     """
     with contextlib.ExitStack() as stack:
         # A compiling process takes no locks: the process that started it holds them and waits for it.

@@ -1,16 +1,16 @@
 """Keep a bounded number of experts in memory. A thread reads missing experts into the slots of the least used experts.
 
-A mixture is the experts of a layer. For each mixture, the kernels and the thread share a state (`STATE_ROWS` in
-`kernels/cpu/build/layout.py`). Before its products, a kernel marks the chosen experts in this state, and writes a note
-(a number) to a pipe. If the pass has few tokens (at most `PROGRAM_TOKENS`), the kernel then also marks the experts that
-the router of the next mixture would choose for the same hidden states. The thread reads the chosen experts first, and
-then these guessed experts. In a pass of few tokens, a kernel multiplies experts in the order in which they are read. It
-waits for the thread only if all chosen experts that it has not multiplied yet are missing.
+A mixture is the experts of a layer; a slot is memory for one expert. For each mixture, the kernels and the thread share
+a state (`STATE_ROWS` in `kernels/cpu/build/layout.py`). Before its products, a kernel marks the chosen experts in this
+state, and writes a note (a number) to a pipe. If the pass has few tokens (at most `PROGRAM_TOKENS`), the kernel then
+also marks the experts that the router of the next mixture would choose for the same hidden states. The thread reads the
+chosen experts first, and then these guessed experts. In a pass of few tokens, a kernel multiplies experts in the order
+in which they are read. It waits for the thread only if all chosen experts that it has not multiplied yet are missing.
 
 A pass can hold an expert, which is then not replaced. A pass of few tokens holds every chosen expert until it has been
-multiplied, and a pass of many tokens only the expert that is being multiplied. A pass of many tokens uses nearly all
-experts of each mixture, one after another; missing experts are read into the same two slots, so that the experts that
-are used most stay in memory.
+multiplied. A pass of many tokens holds only the expert that is being multiplied. Such a pass uses nearly all experts of
+each mixture, one after another. Its missing experts are read into the same two slots, so that the most used experts
+stay in memory.
 
 Reads bypass the system's page cache, which would keep a second copy. The thread reads one whole matrix at a time. This
 reaches the peak rate of the disk, because the system splits such a read into many requests.
@@ -44,7 +44,7 @@ PASSAGES = 2
 
 
 class HeldExperts(tuple[Linear, ...]):
-    """One linear layer (gate, up or down) of all experts, as views of a mapped file.
+    """One linear layer (gate, up or down) of all experts of a mixture, as views of a mapped file.
 
     `ExpertCache` keeps copies of at most `n_slots` experts in memory.
     """
@@ -66,19 +66,21 @@ class ExpertCache:
     def add(self, block: ExpertBlock, n_slots: int) -> None:
         """Add a mixture, with as many slots as fit into the bytes of `n_slots` experts, but at least one slot.
 
-        A slot holds an expert in whole memory pages. Mixtures are added in the order of their layers.
+        A slot has whole memory pages for each matrix, so it can be larger than an expert. Mixtures are added in
+        the order of their layers.
 
         Raises:
-            ModelError: experts are not multiplied as the file stores them, or are stored in several types.
+            ModelError: the experts are expanded on load instead of multiplied as the file stores them, or the file
+                stores them in several types.
             SourceError: the file cannot be opened, or has been replaced.
         """
         self._reader.add(block, n_slots)
         self._blocks.append((block, n_slots))
 
     def renew(self) -> None:
-        """Prepare a pass: discard the error of a guessed expert, which `check` has not raised.
+        """Prepare a pass: discard an error from reading a guessed expert after the last `check`.
 
-        In a forked process, start a new thread instead, without experts in memory.
+        In a forked process, start a new thread instead, and begin without experts in memory.
         """
         if self._process == os.getpid():
             self._reader.take_error()
@@ -159,7 +161,7 @@ class _Mixture:
 def _slots(n: int, nbytes: int) -> np.ndarray:
     """Return memory (n, nbytes) that forked processes do not inherit.
 
-    On Linux before 6.5 a direct read into memory that a fork shares may be lost (`man 2 open`).
+    On Linux before 6.5, a direct read into memory that a fork shares may be lost (`man 2 open`).
     """
     try:
         memory = mmap.mmap(-1, n * nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -277,7 +279,7 @@ class _Reader:
             os.write(self._answer, b"1")
 
     def _job(self) -> tuple[_Mixture, int, int] | None:
-        """Return the expert to read next, with its mixture and the slot for it; None if none can be read now."""
+        """Return (mixture, expert to read next, slot for this expert); None if no expert can be read now."""
         if self._current is None:
             return None
         for expert in np.flatnonzero((self._current.is_used != 0) & (self._current.in_memory == 0))[:1].tolist():
@@ -291,7 +293,7 @@ class _Reader:
         return None
 
     def _slot(self, mixture: _Mixture, expert: int, kept: np.ndarray) -> int | None:
-        """Return a slot for `expert`: a free one, or that of a dropped expert; None if no expert can be dropped.
+        """Return a slot for `expert`: a free slot, or the slot of an expert that is dropped; None if there is neither.
 
         In a pass of few tokens, experts in the mask `kept` are not dropped. In a pass of many tokens, only experts in
         the slots `passages` of the mixture are dropped.
@@ -299,8 +301,8 @@ class _Reader:
         residents = mixture.residents
         if (free := residents.free_slot()) is not None:
             return free
-        # If `mixture` is the next one, `expert` was guessed in a pass of few tokens. Ignore `has_many` then, because it
-        # was set in an earlier pass.
+        # If `mixture` is not the current one but the next, `expert` was guessed in a pass of few tokens. Ignore
+        # `has_many` then: the next mixture's value was set in an earlier pass.
         if not mixture.has_many or mixture is not self._current:
             while (coldest := residents.coldest(kept)) is not None:
                 slot = int(residents.slots[coldest])
@@ -322,13 +324,13 @@ class _Reader:
         """Drop an expert from memory, unless a pass holds it; return whether it was dropped."""
         self._library.mark_expert(address(mixture.state), len(mixture.in_memory), expert, 0)
         if mixture.in_memory[expert]:
-            self._wake()  # a kernel may have found the expert absent for a moment
+            self._wake()  # `mark_expert` marked it absent for a moment, so a kernel may be waiting for it
             return False
         mixture.residents.slots[expert] = -1
         return True
 
     def _load(self, mixture: _Mixture, expert: int, slot: int) -> None:
-        """Read an expert into a slot. Stop if the pass does not need the expert any more, or if the thread must end."""
+        """Read an expert into a slot. Stop early if the pass no longer needs the expert, or if the thread must end."""
         memory, added = mixture.memory[slot], []
         for start, (words, range_) in zip(mixture.starts, mixture.matrices[expert], strict=False):
             while self._news.poll(0) and not self._is_ended:
