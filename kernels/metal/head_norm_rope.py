@@ -53,7 +53,7 @@ def head_norm_rope(
     """Split q, k and v into heads. Apply RMSNorm (if `norm_weights` are given), then RoPE, to the heads of q and k.
 
     Args:
-        q: (T, H * E) float16 or float32, any number T of tokens.
+        q: (T, H * E) float16 or float32, any number T of tokens from 1 on.
         k: (T, G * E) of the same type.
         v: (T, G * E) of the same type.
         cos_sin: (T, E / 2, 2) float32, cosine and sine for each token and pair of elements (j, j + E / 2).
@@ -62,7 +62,7 @@ def head_norm_rope(
         eps: epsilon of the norms of q and of k.
 
     Returns:
-        Queries (H, T, E), and keys followed by values (2, G, T, E), both float32. `reference` has the error bound.
+        Queries (H, T, E), and keys followed by values (2, G, T, E), both float32. `reference` returns the error bounds.
 
     Raises:
         ValueError: an array has a wrong shape or type, or `head_dim` is not supported.
@@ -77,7 +77,7 @@ def head_norm_rope(
     threads, group = grid(T, H, G)
     rotated, kv = launch(
         KERNEL,
-        # Without norms the kernel does not read the norm weights; any array is accepted.
+        # Without norms, the kernel does not read the norm weights, so any array, here `cos_sin`, may stand for them.
         [q, k, v, *(norm_weights or (cos_sin, cos_sin)), arguments.constants(*eps), cos_sin],
         template=(
             ("X", q.dtype),
@@ -108,8 +108,8 @@ def reference(
     """Return the expected results in float64, with the error bounds.
 
     A rotation computes `a * c - b * s` with two roundings: of the product `b * s`, and of the fused multiply-add. A
-    norm adds the roundings of its factor, and of the products with the factor and with the norm weight. All roundings
-    are relative to `|a * c| + |b * s|`.
+    norm adds the roundings of its factor 1 / sqrt(mean square + eps), and of the products with the factor and with the
+    norm weight. All roundings are relative to `|a * c| + |b * s|`.
     """
     roundings = 2 if norm_weights is None else 2 + FACTOR + 2
     queries, keys = (_by_head(x, head_dim) for x in (q, k))

@@ -111,7 +111,7 @@ def info(
 
 
 def load(model: str) -> Tokenizer:
-    """Load the tokenizer of a model source."""
+    """Load the tokenizer of a model: a file, a folder, a hub id or "builtin"."""
     from mlx_engine.checkpoint.sources import resolve
     from mlx_engine.tokenizer import load_tokenizer
 
@@ -119,7 +119,7 @@ def load(model: str) -> Tokenizer:
 
 
 def parse_ids(text: str) -> list[int]:
-    """Parse whole numbers separated by spaces or commas, or a JSON list of them; raise OptionError for other texts."""
+    """Parse whole numbers separated by spaces or commas, or a JSON list of them; raise OptionError for another text."""
     words = re.split(r"[\s,]+", text.strip().removeprefix("[").removesuffix("]").strip())
     try:
         return [int(word) for word in words if word]
@@ -144,9 +144,9 @@ def print_tokens(tokenizer: Tokenizer, ids: list[int]) -> None:
 
 
 def print_lookup(tokenizer: Tokenizer, wanted: str, *, as_json: bool) -> None:
-    """Print the tokens with the id or vocabulary entry `wanted`. If there are none, encode it and print its token.
+    """Print the tokens whose id or vocabulary entry is `wanted`; if there are none, the token that `wanted` encodes to.
 
-    Raise OptionError if `wanted` does not encode to exactly one token.
+    Raise OptionError if the encoded text does not have exactly one token.
     """
     ids = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == wanted or str(i) == wanted]
     if not ids:

@@ -1,11 +1,11 @@
 """Rewrite a conversation to the forms of messages that a chat template can render.
 
-Clients send conversations in the form of OpenAI's API. Few templates can write every such conversation: some refuse a
+Clients send conversations in the form of OpenAI's API. Few templates can render every such conversation: some refuse a
 system message in the middle, two turns of one role in a row, or two calls in one turn; others leave tool calls out. A
-`Dialect` lists the forms that one template can write, and `rewritten` changes each message as little as possible.
+`Dialect` lists the forms that one template can render, and `rewritten` changes each message as little as possible.
 
-A message does not change how earlier messages are written, except that its text may be joined to the end of the
-previous one. So the prefix cache can reuse the tokens of earlier messages.
+A message does not change how earlier messages are rendered, except that its text may be joined to the end of the
+previous message. So the prefix cache can reuse the tokens of earlier messages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NINE = re.compile(r"[A-Za-z0-9]{9}")
 
 @dataclass(frozen=True)
 class Dialect:
-    """The forms of messages that a chat template writes without loss. The defaults are the form of OpenAI's API.
+    """The forms of messages that a chat template renders without loss. The defaults are the form of OpenAI's API.
 
     Attributes:
         parts: whether a content may be a list of text parts. If False, the content is one text.
@@ -52,20 +52,21 @@ class Dialect:
         late: whether system messages may follow the first message. If False, system messages at the beginning are
             joined, and each later one becomes a user message in `<system-reminder>` tags.
         reminders: where a text in `<system-reminder>` tags is put after tool results: in a separate "message", or at
-            the end of the last "result". Templates that need "result" take any user message for a new question, and
+            the end of the last "result". Templates that need "result" treat every user message as a new question, and
             drop the reasoning before it.
-        developer: whether there is a role `developer`. If False, it becomes `system`.
+        developer: whether there is a role `developer`. If False, the role becomes `system`.
         runs: which of the roles user and assistant may have several messages in a row. If `runs` lacks a role, adjacent
             messages of this role are joined.
         opening: whether the first message may be an answer. If False, an empty user message is put before it.
-        after_results: where a user message that follows tool results is put: "after" the results; "after an answer",
-            an empty one that is inserted after the results; or "inside" the last result.
+        after_results: where a user message that follows tool results is put: "after" the results; "after an answer": an
+            empty answer is inserted between the results and the message; or "inside" the last result.
         calls: whether tool calls are a field of a message. If False, they are text in the model's own format.
-        several: how several calls of one answer are written: in "one message"; "one each", a message per call, followed
-            by its result; as "text" in the content of a message; or as "plain text", with the results as user messages.
-        beside: how the calls of an answer with text are written: in "one message" with the text; "apart", in a message
+        several: how several calls of one answer are written: in "one message"; "one each": in a message per call, which
+            the result of the call follows; as "text" in the content of a message; or as "plain text", which also turns
+            the results into a user message.
+        beside: how the calls of an answer with text are written: in "one message" with the text; "apart": in a message
             after the text; or as "text" or "plain text", see `several`.
-        no_content: the content of a message that has only calls: empty "text", "null", or "absent".
+        no_content: the form of the content of a message that has only calls: empty "text", "null", or "absent".
         json_text: whether arguments are JSON text. If False, they are an object.
         nine: whether the ids of calls must be nine letters or digits.
         reasoning: where the reasoning of an answer stands: in a "field" of the message, or in a "part" of its content.
@@ -96,13 +97,13 @@ PLAINEST = Dialect(
     parts=False, head=False, late=False, developer=False, runs=frozenset(), opening=False, calls=False, results=False,
     bare_tools=False,
 )  # fmt: skip
-"""Alternating user messages and answers, and nothing else: every chat template can write these."""
+"""Alternating user messages and answers, and nothing else: every chat template can render these."""
 
 
 def rewritten(messages: Sequence[Message], dialect: Dialect, write_calls: WriteCalls) -> list[Dict]:
-    """Return the messages in the forms of the dialect, with every text, tool name and argument.
+    """Check the messages, and return them in the forms of the dialect.
 
-    `normal` checks the messages; only the line that `without_noise` removes is left out.
+    Every text, tool name and argument is kept, except the line that `without_noise` removes.
     """
     found = normal(messages)
     if not dialect.parts:
@@ -185,7 +186,7 @@ def _clean(content: Any) -> Any:
 
 
 def _thoughts(parts: Sequence[Mapping[str, Any]]) -> Dict:
-    """Return the content of an answer without its reasoning, and the reasoning, as fields; {} without reasoning."""
+    """Return two fields of an answer: its content without reasoning, and its reasoning; {} if it has no reasoning."""
     thoughts = [part["thinking"] for part in parts if "thinking" in part]
     content = {"content": [part for part in parts if "thinking" not in part] or ""}
     return {**content, "reasoning_content": "\n\n".join(thoughts)} if thoughts else {}
@@ -249,7 +250,7 @@ def _ordered(messages: list[Dict]) -> list[Dict]:
 
 
 def _instructions(messages: list[Dict], dialect: Dialect) -> list[Dict]:
-    """Return the messages with system messages only at places that the dialect allows."""
+    """Return the messages, with system and developer messages only in the forms and places that the dialect allows."""
     n_head = next((i for i, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), len(messages))
     if not dialect.developer:
         messages = [{**m, "role": SYSTEM} if m["role"] in INSTRUCTIONS else m for m in messages]
@@ -280,7 +281,7 @@ def _with_reminders(messages: list[Dict], dialect: Dialect) -> list[Dict]:
 
 
 def _one(messages: Sequence[Dict]) -> Dict:
-    """Join messages to one with the role of the first."""
+    """Join messages to one message, with the role of the first."""
     if len(messages) == 1:
         return messages[0]
     found = {"role": messages[0]["role"], "content": ""}
@@ -328,7 +329,7 @@ def _rounds(messages: list[Dict]) -> Iterator[tuple[Dict, list[Dict]]]:
 
 
 def _how_called(message: Dict, dialect: Dialect) -> str:
-    """Return how the calls of a message are written: a value of `Dialect.several`."""
+    """Return how the calls of a message are written, as a value of `Dialect.several` or `Dialect.beside`."""
     calls = message.get("tool_calls", ())
     if not calls:
         return "one message"
@@ -346,7 +347,7 @@ def _spoken(message: Dict, write_calls: WriteCalls) -> Dict:
 
 
 def _one_each(message: Dict, results: list[Dict], dialect: Dialect) -> list[Dict]:
-    """Return a message for each call, followed by its result. Results that belong to no call come last."""
+    """Return a message for each call, followed by the result of the call. Results that belong to no call come last."""
     found: list[Dict] = []
     first, left = message, list(results)
     for call in message["tool_calls"]:
@@ -394,7 +395,7 @@ def _said_results(results: list[Dict]) -> list[Dict]:
 
 
 def _in_turns(messages: list[Dict], dialect: Dialect) -> list[Dict]:
-    """Join adjacent turns of one role, and add empty turns, as the dialect needs."""
+    """Join adjacent messages of one role, and add empty messages, where the dialect needs it."""
     found: list[Dict] = []
     for message in messages:
         role, before = message["role"], found[-1] if found else {"role": None}

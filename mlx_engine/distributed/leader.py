@@ -1,8 +1,9 @@
 """The common part of pipelines and tensor parallelism: rank 0 leads, and the other ranks follow its messages.
 
-Rank 0 sends a message for each pass, when there is no work, and at the end of the run; the ranks forward it around the
-ring. If logits are not finite, all ranks search for the first value that is not finite (`FaultSearch`). Each rank
-stores its part of the keys and values; the rank on which the fewest tokens fit limits the KV pool (`least_capacity`).
+Rank 0 sends a message for each pass, a message when there is no work, and a last one at the end of the run. The other
+ranks forward each message around the ring. If logits are not finite, all ranks search for the first value that is not
+finite (`FaultSearch`). Each rank stores its part of the keys and values; the rank on which the fewest tokens fit limits
+the KV pool (`least_capacity`).
 """
 
 from __future__ import annotations
@@ -82,18 +83,18 @@ class SharedModel(Model):
     @property
     @abstractmethod
     def kv_layers(self) -> list[CacheLayer]:
-        """The cache of each layer. A pipeline has the layers of all ranks, tensor parallelism only rank 0's slices."""
+        """The cache of each layer: in a pipeline, for the layers of all ranks; else, for rank 0's slices of layers."""
 
     @abstractmethod
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
-        """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted.
+        """Begin a forward pass. Return a function that waits for its logits (R, V), or None if no token is wanted.
 
         Raises:
             DistributedError: this pass failed, or an earlier one failed or was interrupted.
         """
 
     def forward(self, batch: Batch) -> Array | None:
-        """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
+        """Run a forward pass and return logits (R, V) of the R wanted tokens, or None if no token is wanted."""
         logits = self.submit(batch)
         return None if logits is None else logits()
 
@@ -139,9 +140,9 @@ class SharedModel(Model):
             self._rests = True
 
     def end(self, *, timeline: bool = False) -> list[list[Span]]:
-        """End the run of the other ranks. With `timeline`, return when each rank computed its part of each pass.
+        """End the run of the other ranks. With `timeline`, return when each rank of a pipeline computed.
 
-        Only pipelines return spans: with tensor parallelism, all ranks compute each pass at the same time.
+        Tensor parallelism returns [], because all ranks compute each pass at the same time.
         """
         self.tell({END: ""})
         self._group.close()
@@ -173,7 +174,7 @@ class SharedModel(Model):
         self.is_broken = False
 
     def check_unbroken(self) -> None:
-        """Raise DistributedError if a pass failed or was interrupted on this rank: other ranks still wait for it."""
+        """Raise DistributedError if a pass failed or was interrupted on this rank: other ranks wait in that pass."""
         if self.is_broken:
             raise _incomplete("a forward pass was interrupted")
 
@@ -193,7 +194,7 @@ SEARCH, FOUND = "search", "found"
 
 
 class FaultSearch:
-    """One rank's part of the searches for the first value that is not finite; `model` is this rank's share."""
+    """One rank's part of the searches for the first value that is not finite; `model` is its part of the model."""
 
     def __init__(self, model: Decoder, group: Group) -> None:
         self._model, self._group = model, group
@@ -204,7 +205,7 @@ class FaultSearch:
         self._first: tuple[list[int], str, list[int]] | None = None
 
     def model_of(self, message: Message) -> Decoder:
-        """Return this rank's share of the model, to run the pass of a message.
+        """Return this rank's part of the model, to run the pass of a message.
 
         In a search, return a copy that runs blocks as primitives, and calls `check` with each intermediate value.
         """
@@ -242,7 +243,7 @@ class FaultSearch:
     def _counted(self, name: str) -> str:
         """Return the name of a value with the layer's index in the whole model.
 
-        If the name ends with an item of `COUNTED`, it has the index in this rank's share: add its first layer's index.
+        Names that end with an item of `COUNTED` have the index in this rank's part, whose first layer is `stage.first`.
         """
         block, _, rest = name.partition(".")
         index, _, what = rest.partition(".")
@@ -291,9 +292,9 @@ def this_computer() -> str:
 
 # ---- when each rank computed ----
 
-# When a rank has recorded 2 * KEPT_SPANS spans (`Span`), it drops the older half.
+# When a rank has recorded 2 * KEPT_SPANS spans (`Span`), it drops the older half of them.
 KEPT_SPANS = 4096
-# The width of a drawing in characters, and the number of the latest passes that it shows.
+# Of a `drawing`: the number of characters per rank, and the number of the latest passes that it shows.
 WIDTH, LATEST = 96, 12
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 IDLE = "."
@@ -314,7 +315,7 @@ class Span(NamedTuple):
 def drawing(ranks: Sequence[Sequence[Span]], latest: int = LATEST) -> list[str]:
     """Draw the last `latest` passes: return a title, and a line for each rank; [] if a rank has no spans.
 
-    A line has WIDTH characters, one per interval of time. If the rank computed a pass in an interval, its character is
+    A line has the rank, then WIDTH characters, one per interval of time: if the rank computed a pass in the interval,
     the last base-36 digit of the number of the pass, otherwise a dot. The line ends with the share of the time in which
     the rank computed.
     """

@@ -9,9 +9,10 @@ sends or receives the next message, also on lazy backends.
 
 Projections to queries, keys, values, gate and up are cut by rows (outputs), and so is the head. The output and down
 projections are cut by columns (inputs), between blocks of the weights' type. So each rank computes some heads and some
-columns of the FFN's inner activations from the full hidden states. Its products of the output and down projections are
-partial sums. Each expert is cut like a dense FFN, so that the ranks have equal work whichever experts are chosen. Every
-rank holds norms, and the tensors in `WHOLE`, as a whole. Models with latent attention or Mamba2 are refused.
+columns of the FFN's inner activations from the full hidden states. The rank's products of the output and down
+projections are partial sums. Each expert is cut like a dense FFN, so that the ranks have equal work whichever experts
+are chosen. Norms and the tensors in `WHOLE` are not cut: every rank holds them. Models with latent attention or Mamba2
+are refused.
 
 A partition divides an axis among the ranks: by heads, by blocks of the weights' type, or by rows of the vocabulary.
 `CUT` has the kind of partition of each tensor. The tensors of a layer that have the same kind share one partition.
@@ -66,7 +67,7 @@ def is_even(n: int, size: int) -> bool:
 
 @dataclass(frozen=True)
 class Pieces(Partition):
-    """An axis of several sections with n pieces each; a rank gets the same range of pieces of every section.
+    """An axis of several sections; a rank gets the same range of pieces of every section.
 
     Each section has `n` pieces. `widths` has the width of a piece in each section, and `what` describes the axis.
     """
@@ -101,7 +102,7 @@ class Heads:
         n_kv_heads: number of KV heads, a divisor of `n_heads`.
         head_dim: floats of a head.
         block: the columns of the output projections of all layers can be cut only at multiples of this number, because
-            of the block sizes of their types.
+            their types have blocks.
         equal: whether all ranks must have the same number of heads, because a norm reads the heads of all ranks.
     """
 
@@ -119,8 +120,8 @@ class Heads:
     def _pieces(self, size: int) -> tuple[int, int]:
         """Return the number of pieces, and the query heads of a piece; 0 pieces if the heads cannot be divided.
 
-        A piece is never divided. It has the smallest number of query heads whose columns fill whole blocks. If there
-        are at least as many KV heads as ranks, this number must also be a multiple of `ratio`.
+        A piece stays on one rank. It is the smallest number of adjacent query heads whose columns fill whole blocks. If
+        there are at least as many KV heads as ranks, this number must also be a multiple of `ratio`.
         """
         heads = self.ratio if size <= self.n_kv_heads else 1
         heads *= self.block // math.gcd(self.block, heads * self.head_dim)
@@ -134,12 +135,12 @@ class Heads:
         return n > 0 and n % size == 0 and size % self.n_kv_heads == 0
 
     def queries(self, rank: int, size: int) -> tuple[int, int]:
-        """Return the first query head of a rank, and the one after its last."""
+        """Return the first query head of a rank, and the head after the rank's last one."""
         n, heads = self._pieces(size)
         return n * rank // size * heads, n * (rank + 1) // size * heads
 
     def keys(self, rank: int, size: int) -> tuple[int, int]:
-        """Return the first KV head of a rank, and the one after its last."""
+        """Return the first KV head of a rank, and the head after the rank's last one."""
         first, last = self.queries(rank, size)
         return first // self.ratio, -(-last // self.ratio)
 
@@ -152,8 +153,9 @@ class Heads:
 class OfHeads(Partition):
     """An axis of query heads, or of KV heads (keys or values) if `are_kv`; a head is `width` wide.
 
-    `are_normed` is set for keys whose norm runs over all heads. If there are more ranks than KV heads, every rank holds
-    all of these keys. If each rank held only the heads that it uses, the norm would count every copy of a head.
+    `are_normed` is set for keys whose norm runs over all heads. If there are more ranks than KV heads, several
+    ranks use copies of the same KV head, and a norm over all ranks would count each copy. So every rank then holds the
+    keys of all heads.
     """
 
     heads: Heads
@@ -217,7 +219,7 @@ CUT = {
     "ssm_out": ("delta values", COLUMNS),
     **dict.fromkeys(("output", "token_embd"), ("vocabulary", ROWS)),
 }
-# The tensors, in addition to norms, that every rank holds as a whole.
+# The tensors that are not cut, in addition to norms.
 WHOLE = {
     "exp_probs_b", "ffn_gate_inp", "ffn_gate_inp_shexp", "ffn_down_exps_scale", "layer_output_scale", "inp_gate",
     "proj", "position_embd", "rope_freqs", "rope_factors_long", "rope_factors_short", "per_layer_token_embd",
@@ -365,9 +367,9 @@ class _Partitions:
     def _delta(self, layer: int, kind: str) -> Partition:
         """Return a partition of the delta rule: each rank gets some key heads, and all value heads that read them.
 
-        If the config's `are_neighbors` is true, the value heads of each key head are adjacent, and all value heads are
-        one section (see `Pieces`).
-        Otherwise value head h reads key head h % n_key_heads, and is in section h // n_key_heads.
+        If the config's `are_neighbors` is true, the value heads that read a key head are adjacent, and all value heads
+        are one section (see `Pieces`). Otherwise value head h reads key head h % n_key_heads, and is in section
+        h // n_key_heads.
         """
         of = self._config
         block = self._block([f"blk.{layer}.ssm_out.weight"])
@@ -436,14 +438,14 @@ class RankSlices:
         return [layer.with_mixers(partial(self._mixer, i)) for i, layer in enumerate(layers)]
 
     def _columns(self, i: int, name: str, like: str) -> Columns:
-        """Return the output columns of projection `name` that this rank uses: the range of its slice of `like`."""
+        """Return the output columns of projection `name` that this rank uses: the rows of its slice of `like`."""
         held, of = self.shape(f"blk.{i}.{name}.weight")[0], self.planned.tensors[f"blk.{i}.{name}.weight"].shape[0]
         found = self.slices.ranges(f"blk.{i}.{like}.weight", self.rank, self.size)
         ((first, last),) = ((0, of),) if found is None else found[1]
         return Columns(first, last, of, are_all_here=held == of)
 
     def _mixer(self, i: int, mixer: Mixer) -> Mixer:
-        """Return a mixer with this rank's heads or channels, and with the shapes of their states."""
+        """Return a mixer with this rank's numbers of heads and channels, also in the shapes of recurrent states."""
         if isinstance(mixer, Attention):
             norms = mixer.norms
             if isinstance(norms, RowNorms):
@@ -475,7 +477,7 @@ def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = noth
 
 
 def _run(model: Decoder, pools: StagePools, message: Message) -> Array | None:
-    """Run a pass to its end, and return logits (R, V), or None if none are wanted."""
+    """Run a pass to its end, and return logits (R, V), or None if no token is wanted."""
     batch = pools.apply(message)
     batch.best = message["best"]
     logits = model.forward(batch)

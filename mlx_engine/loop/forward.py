@@ -22,7 +22,7 @@ def forward(model: Model, *parts: SequenceInput) -> Array | None:
     """Run one forward pass, and return the logits (R, V) of its R wanted tokens; None if no token is wanted.
 
     The last `SequenceInput.wanted` tokens of each sequence are wanted. The new tokens are committed to the KV cache; a
-    lazy backend may run them later. If this call fails or is interrupted, every sequence is unchanged.
+    lazy backend may compute the pass later. If this call fails or is interrupted, every sequence is unchanged.
 
     Raises:
         CacheFullError: there are too few pages for the new tokens.
@@ -38,7 +38,7 @@ def forward(model: Model, *parts: SequenceInput) -> Array | None:
 
 
 def forward_logits(model: Model, *parts: SequenceInput) -> Array:
-    """Run one forward pass as `forward` does, with at least one wanted token, and return logits (R, V)."""
+    """Run one forward pass as `forward` does, and return logits (R, V); raise ValueError if no token is wanted."""
     if all(part.wanted == 0 for part in parts):  # check this before any token is committed
         raise ValueError("expected a forward pass with wanted tokens, found none")
     return wanted_logits(forward(model, *parts))
@@ -51,7 +51,7 @@ def wanted_logits(logits: Array | None) -> Array:
     return logits
 
 
-# The names of intermediate values that belong to a layer.
+# Matches the beginning of the name of an intermediate value that belongs to a layer.
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
@@ -101,7 +101,7 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray, adapter: int |
 
 
 def _run_again(ids: Sequence[int], adapter: int | None, model: Model) -> None:
-    """Run all tokens in a new KV cache, and note the logits of the last token as the value "output"."""
+    """Run all tokens in a new KV cache, and report the logits of the last token as an intermediate value, "output"."""
     be = model.backend
     with be.session(), np.errstate(all="ignore"):
         kv = model.new_kv(len(ids))

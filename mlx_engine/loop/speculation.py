@@ -10,11 +10,12 @@ The number of proposed tokens is chosen for each pass, so that the expected numb
 estimate uses the measured time of passes by their number of rows, and the share of earlier proposals that were right.
 The first proposed token is compared with the next token of the answer even if no pass has run the proposal, so the
 share is known before a wrong proposal costs time. Each sequence has a budget in tokens: accepted tokens are added, and
-the number of tokens that a plain pass would have given in the time of the proposals is subtracted. When the budget is
+the tokens that passes without proposals would have given in the added time are subtracted. When the budget is
 used up, nothing is proposed.
 
 Lookup in earlier text (`lookup.py`) takes hardly any time. A *pass drafter* (`draft.py`, `mtp.py`) runs forward passes
-to propose tokens. It is called only for sequences in which its proposals are more likely to be right than lookup's.
+to propose tokens. It is called only for sequences in which its proposals are more likely to be right than those of
+lookup.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ START, PER_TOKEN, MOST_SAVED = 0.75, 0.003, 8.0
 MOST_TRUST, TRUST, DOUBT = 4.0, 0.4, 0.8
 # Tokens are proposed only if the expected tokens per second are more than MARGIN times those without proposals.
 MARGIN = 1.05
-# After this many consecutive passes with proposals, a pass without proposals is run to measure its time.
+# After this number of consecutive passes with proposals, a pass without proposals is run to measure its time.
 PLAIN_EACH = 128
 # On a lazy backend, a sequence can only get proposals after its last token has reached the host. If the probability of
 # a right proposal is at least PROMISING, the sequence waits for this token, which delays its next pass.
@@ -84,12 +85,12 @@ SHARED = 64
 # For models with recurrent states: the number of slots for states of proposed tokens. It is small, because every slot
 # takes memory.
 MOST_STATES = 8
-# For models with fewer parameters, `auto` does not use lookup, because lookup would take 1 % of the time of a pass.
+# For models with fewer parameters, `auto` does not use lookup, because lookup would take 1 % or more of a pass's time.
 FEWEST_PARAMETERS = 1 << 28
 
 
 class Use(NamedTuple):
-    """Whether tokens are proposed for a model, the drafters' names, and the text that is printed about both (`why`)."""
+    """Whether tokens are proposed for a model, the text that is printed about it (`why`), and the drafters' names."""
 
     is_on: bool
     why: str
@@ -138,7 +139,7 @@ class Drafter(Protocol):
         """Read new ids of the sequence's answer."""
 
     def propose(self, most: int) -> tuple[abc.Sequence[int], int]:
-        """Return at most `most` ids that may follow, and the number of the sequence's last ids that matched."""
+        """Return at most `most` ids that may follow, and how many last ids of the sequence matched earlier text."""
 
 
 class Drafters(Protocol):
@@ -170,7 +171,7 @@ class PassDrafter(Protocol):
     n_hidden: int
 
     def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
-        """Return the ids that may follow the settled ids of each sequence.
+        """Return the ids that may follow the settled ids (those on the host) of each sequence.
 
         Args:
             wanted: the largest number of ids for each sequence.
@@ -242,7 +243,7 @@ class PassCosts:
             self._seconds[n_rows] = known + (LONGER if seconds > known else SHORTER) * (min(seconds, 2 * known) - known)
 
     def __call__(self, n_rows: int) -> float:
-        """Return the estimated time of a pass: in seconds if any pass was measured, else in passes of one row."""
+        """Return the estimated time of a pass: in seconds if any pass was measured, else relative to one row."""
         if self._n_new >= RENEW and self._seconds:
             self._curve, self._n_new = [self._estimate(n) for n in range(CURVE)], 0
         return self._curve[n_rows] if n_rows < CURVE else self._curve[-1] * _usual(n_rows) / _usual(CURVE - 1)
@@ -276,11 +277,11 @@ class Draft:
         n_read: the number of ids of the answer that the drafter has read.
         ids: the proposed ids.
         kind: the kind of evidence for these ids: an index of `LENGTHS`, or a value of `KINDS`.
-        acceptance: how often proposals were right.
+        acceptance: how often proposals were right in this sequence.
         account: number of tokens that proposals have gained, minus the number of tokens that they have cost.
         trust: number of tokens that is added to the budget, because recent proposals were right.
-        under_way: three numbers of the last pass that ran proposals of this sequence: the rows that the pass would have
-            without proposals, the sequences that could get proposals, and the proposed tokens planned for all of these.
+        under_way: three counts of the last pass that ran proposals of this sequence: its rows without proposals, its
+            sequences that could get proposals, and the proposed tokens that `plan` chose for these sequences.
     """
 
     drafter: Drafter | None
@@ -342,10 +343,11 @@ class Speculation:
     def propose(
         self, chunks: abc.Sequence[ScheduledChunk], is_settled: Callable[[Sequence], bool], n_pages: int
     ) -> None:
-        """Add proposed tokens to those chunks of a pass that continue an answer whose last token is settled.
+        """Add proposed tokens to each chunk of a pass that continues an answer whose last token is on the host.
 
-        Proposals only use free pages: no cached page is evicted and no sequence preempted for them. But cached
-        recurrent states are evicted if too few slots are free for the states of proposed tokens.
+        A chunk is the tokens of one sequence in a pass. Proposals only use free pages: no cached page is evicted and no
+        sequence preempted for them. But cached recurrent states are evicted if too few slots are free for the states of
+        proposed tokens.
 
         Args:
             chunks: all chunks of the pass.
@@ -358,8 +360,8 @@ class Speculation:
             return
         drafts = [self.look(chunk.sequence) for chunk in asking]
         n_rows, n_slots = sum(chunk.n for chunk in chunks), 2 * len(chunks)
-        # Propose nothing if the time of a pass without proposals must be measured. The time of a pass is only measured
-        # if the pass has no tokens of prompts.
+        # If the time of a pass without proposals must be measured, propose nothing. Passes with tokens of prompts are
+        # not measured.
         if n_rows == len(chunks) and (self.costs.lacks(n_rows) or n_since >= PLAIN_EACH):
             return
         for drafter in self.passes:
@@ -406,9 +408,9 @@ class Speculation:
         return numbers
 
     def look(self, sequence: Sequence) -> Draft:
-        """Return the draft of a sequence, with proposals after its settled ids.
+        """Return the draft of a sequence, with lookup's proposals after its settled ids.
 
-        If the sequence has a new id, first count whether the id that was proposed in its place was right.
+        If the sequence has new ids, first count whether the first proposed id equals the first new id.
         """
         draft = sequence.draft
         if draft is None:
@@ -430,12 +432,12 @@ class Speculation:
         return draft
 
     def probability(self, draft: Draft, kind: int | None = None) -> float:
-        """Return the probability that the next proposed token is right, if its evidence is of this kind."""
+        """Return the probability that a proposed token with evidence of `kind`, or of the draft's kind, is right."""
         kind = draft.kind if kind is None else kind
         return draft.acceptance.estimate(kind, self._acceptance.estimate(kind, PRIOR[kind]), SHARED_WEIGHT)
 
     def is_promising(self, sequence: Sequence) -> bool:
-        """Return whether a sequence should wait for its last token to reach the host: a proposal is likely right."""
+        """Return whether a sequence should wait for its last token, because a proposal after it is likely right."""
         draft = self.look(sequence)
         if len(draft.ids) > 1 and self.probability(draft) >= PROMISING:
             return True
@@ -455,11 +457,11 @@ class Speculation:
     def depths(
         self, drafter: PassDrafter, asking: abc.Sequence[tuple[Sequence, Draft]], n_sequences: int, n_rows: int
     ) -> list[int]:
-        """Return how many tokens a pass drafter should propose for each sequence, for the most tokens per second.
+        """Return the numbers of tokens that a pass drafter should propose, so that tokens per second are highest.
 
         Args:
             drafter: the pass drafter.
-            asking: the sequences without better proposals, and their drafts.
+            asking: the sequences without proposals that are more likely right, and their drafts.
             n_sequences: the number of sequences of the model's pass that may get proposals.
             n_rows: the number of rows of the model's pass without proposals.
         """
@@ -486,7 +488,7 @@ class Speculation:
     def _draft(
         self, drafter: PassDrafter, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int
     ) -> None:
-        """If a gain is expected, call a pass drafter for the sequences without proposals, or with less likely ones."""
+        """If a gain is expected, call a pass drafter for the sequences without proposals that are as likely right."""
         kind = KINDS[drafter.name]
         asking = [
             (chunk.sequence, draft)
@@ -508,7 +510,7 @@ class Speculation:
             found = {}
         seconds = time.perf_counter() - began
         self._drafting += seconds
-        if drafter.costs.is_known:  # do not charge the time in which the drafter has read prompts
+        if drafter.costs.is_known:  # limit the time, because the drafter may have read prompts, which is not a cost
             seconds = min(seconds, 2 * max(wanted.values()) * drafter.costs(len(wanted)))
         cost = len(chunks) * seconds / self.costs(n_rows) / max(1, len(found))
         for sequence, draft in asking:
@@ -518,7 +520,7 @@ class Speculation:
                 draft.account -= cost
 
     def measure(self, n_rows: int, seconds: float, *, is_decode: bool) -> None:
-        """If all rows of a step continued answers (`is_decode`), record its time, minus the time of pass drafters."""
+        """If all rows of a step continued answers (`is_decode`), record the step's time minus that of drafters."""
         seconds, self._drafting = seconds - self._drafting, 0.0
         if is_decode and seconds > 0:
             self.costs.add(n_rows, seconds)
@@ -568,7 +570,7 @@ class Speculation:
         return name in self._usual if asked == AUTO_SPECULATION else asked == name
 
     def _most_of(self, sequence: Sequence) -> int:
-        """Return how many tokens may be proposed: at most MOST, so that the answer cannot exceed its token limit."""
+        """Return how many tokens may be proposed: MOST, or fewer if the answer would exceed its token limit."""
         return max(0, min(MOST, sequence.output.max_tokens - len(sequence.output.token_ids) - 1))
 
     def _count(self, draft: Draft, kind: int, *, is_right: bool) -> None:
@@ -633,7 +635,7 @@ def speculation_of(counts: abc.Iterable[Mapping[str, abc.Sequence[int]]]) -> dic
 
 
 def _may_ask(chunk: ScheduledChunk) -> bool:
-    """Return whether a chunk runs one token and chooses the next one, and the answer's limit allows more after that."""
+    """Return whether a chunk runs one token of an answer, and the answer's limit allows at least two more tokens."""
     output = chunk.sequence.output
     goes_on = chunk.n == 1 and len(chunk.samplers) == 1 and not chunk.n_read and bool(output.token_ids)
     return goes_on and output.max_tokens - len(output.token_ids) > 1

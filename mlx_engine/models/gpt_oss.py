@@ -46,7 +46,7 @@ class Config(Routed, llama.Config):
     window: int = whole("attention.sliding_window", ("sliding_window", 128))
     # By default, every second layer is local (has the window), from layer 0 on. GGUF has no key for the local layers.
     is_local: tuple[bool, ...] = layer_kinds(2)
-    attention_bias: bool = constant(False)  # has no effect: TENSORS has all biases of attention anyway
+    attention_bias: bool = constant(False)  # not read: the rows of biases in TENSORS have no condition
 
     expected = Expected(
         gguf={"attention.causal": True},

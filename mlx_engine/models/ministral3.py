@@ -1,8 +1,8 @@
 """Ministral 3, and the text models of Mistral Small 3.1 and later.
 
 Reference: Hugging Face transformers, models/ministral3 and models/mistral3. Differences from Llama: YaRN, and queries
-that are scaled by a factor that grows with the position (Llama 4's attention scaling). Folders of models that also read
-images have the settings of the text model under `text_config`; the image encoder is ignored.
+that are scaled by a factor that grows with the position (Llama 4's attention scaling). In folders of
+models that also read images, the settings of the text model are under `text_config`; the image encoder is ignored.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ AROUND_TEXT = {
     "vision_config",
     "vision_feature_layer",
 }
-# The prefix of the text model's tensors and the prefix of its head, for three kinds of Hugging Face folders: folders of
-# text models, older folders with an image encoder, newer folders with an image encoder.
+# For three kinds of Hugging Face folders, the prefix of the text model's tensors and the prefix of its head. The kinds:
+# folders of text models, older folders with an image encoder, newer folders with an image encoder.
 STEMS = (("model.", ""), ("language_model.model.", "language_model."), ("model.language_model.", ""))
 
 
@@ -89,7 +89,7 @@ def text_plan(
         return f"{model}{name.removeprefix('model.')}" if name.startswith("model.") else f"{head}{name}"
 
     def short(name: str) -> str:
-        """Return the inverse of `full`."""
+        """Return a tensor's name in a folder of the text model alone, given its name in this folder."""
         if name.startswith(model):
             return f"model.{name.removeprefix(model)}"
         return name.removeprefix(head)

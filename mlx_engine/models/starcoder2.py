@@ -1,8 +1,8 @@
 """StarCoder2.
 
 Paper: "StarCoder 2 and The Stack v2", arXiv 2402.19173. Reference: Hugging Face transformers, models/starcoder2.
-Differences from Llama: layer norms with biases; all linear layers have biases; the FFN has no gate, and its activation
-is GELU; some releases have sliding-window attention, which llama.cpp ignores.
+Differences from Llama: layer norms with biases; all linear layers except the head have biases; the FFN has no gate, and
+its activation is GELU; some releases have sliding-window attention, which llama.cpp ignores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GGUF_ARCHITECTURE = "starcoder2"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings. A token attends to itself and the `window - 1` tokens before it; None means no window."""
+    """Llama's settings. If `window` is not None, a token attends to itself and the `window - 1` tokens before it."""
 
     layer_norms: ClassVar[bool] = True
     norm_eps: float = number("attention.layer_norm_epsilon", ("norm_epsilon", 1e-5))

@@ -33,13 +33,13 @@ class Service:
         max_body: the largest body of a request in bytes.
         keep_alive_seconds: the time without new text after which a stream gets a comment or an event without text.
         hosts: names by which clients may address the server, see `origins.py`; None for any name.
-        origins: other origins than the server's own whose web pages may use the API.
+        origins: the origins, in addition to the server's own, whose web pages may use the API.
         explains_cache: whether a reply says where its prompt differs from the prefix cache. This reveals whether other
             clients' prompts begin with the same text.
-        bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
-        clock: returns seconds, for the times of requests; the same clock as the scheduler's.
+        bandwidth: the machine's memory bandwidth in bytes per second; None if it is unknown.
+        clock: returns the time in seconds, to measure requests; the same clock as the scheduler's.
         recorder: writes the journal; None if no journal is written.
-        context_len: the most tokens of a prompt and its answer together; None is the model's context.
+        context_len: the most tokens of a prompt and its answer together; None for the model's context length.
         sampling: defaults of sampling options, in place of the API's defaults.
         created: when this object was made, in Unix seconds; shown as the model's date.
         bodies: reads large bodies of requests at a bounded rate.
@@ -74,7 +74,7 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """The version and the backend, and the types of activations and of keys and values if not the defaults."""
+        """The version, the backend, and the types of activations and of keys and values that are not the defaults."""
         be = self.engine.backend
         rounded = "" if be.activations == EXACT else f"-{be.activations}"
         rounded += "" if be.kv_type == kv_type_of(be.activations) else f"-kv_{be.kv_type}"
@@ -156,7 +156,7 @@ class Service:
     def check_length(self, text: str) -> None:
         """Raise ContextLengthError if a text is too long for the context, without encoding the text.
 
-        `Tokenizer.most_bytes` is the most bytes of a token, so a text of n bytes has at least n / `most_bytes` tokens.
+        A token has at most `Tokenizer.most_bytes` bytes, so a text of n bytes has at least n / `most_bytes` tokens.
         If `most_bytes` is None, every text passes.
         """
         most = self.engine.tokenizer.most_bytes

@@ -86,7 +86,7 @@ class Parameters:
             return self._prepare(f"{name}.weight", weight)
         self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
-        if type(weight) is not Weight:  # the `data` of a subclass is no view of the file
+        if type(weight) is not Weight:  # the `data` of a subclass is made in memory
             return weight
         return TableInFile(weight.name, weight.shape, weight.type, weight.data)
 
@@ -98,7 +98,7 @@ class Parameters:
         return Linear(name, weight, self._bias(name), self._is_partial(name), lora)
 
     def first_rows(self, name: str, n: int) -> Linear:
-        """Return a linear layer with the first n rows of `name.weight`, converted as `linear` does."""
+        """Return a linear layer, without bias, with the first n rows of `name.weight`, converted as in `linear`."""
         stored = self._stored(f"{name}.weight")
         return Linear(name, self._backend.prepare(stored.cut(0, [(0, n)]).as_type(self._type(name, stored)[0])))
 
@@ -113,7 +113,7 @@ class Parameters:
         if is_elsewhere(made[0].weight):
             return ExpertLinear(name, made[0].weight, (shape[0], shape[1]), 0, n)
         nbytes = sum(nbytes_of(linear.weight) for linear in made)
-        # Drop the references to the single matrices, because `stack` may copy all of them into one array.
+        # Drop the references to the single matrices: if `stack` copies them into one array, their memory can be freed.
         self._prepared = {key: array for key, array in self._prepared.items() if not key[0].startswith(f"{name}.")}
         weights = self._backend.stack(made)
         return ExpertLinear(name, weights, (shape[0], shape[1]), nbytes, n, self._is_partial(name))
@@ -123,7 +123,7 @@ class Parameters:
             part = f"{name}.{e}"
             stored = self._own(f"{part}.weight")
             weight = self._backend.prepare(stored.as_type(self._type(part, stored)[0]))
-            if type(stored) is Weight:  # the `data` of a subclass is no view of the file
+            if type(stored) is Weight:  # only then `data` is a view of the file, whose memory pages can be released
                 release(stored.data, weight)
             bias = f"{part}.bias"
             return Linear(part, weight, self._backend.prepare(self._own(bias)) if bias in self else None)
@@ -140,7 +140,7 @@ class Parameters:
         return ExpertLinear(name, weights, (shape[0], shape[1]), weights.nbytes, n)
 
     def _type(self, name: str, stored: Weight) -> tuple[GGMLType, str]:
-        """Return the type of a linear layer after loading, and why it is not converted (`Conversion.type_of`)."""
+        """Return the type of a linear layer after loading, and why it keeps its type (`Conversion.type_of`)."""
         return self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored.type)
 
     def _reported_type(self, name: str, stored: Weight) -> GGMLType:
@@ -155,7 +155,7 @@ class Parameters:
         return Linear(name, self._vector(f"{name}.weight"), self._bias(name))
 
     def row(self, name: str) -> Linear:
-        """Return a linear layer with one output, whose `name.weight` is stored as a vector; it is never converted."""
+        """Return a linear layer with one output. Its `name.weight` is stored as a vector, and is never converted."""
         stored = self._own(f"{name}.weight")
         if is_elsewhere(stored):
             return Linear(name, cast(Array, stored))
@@ -167,7 +167,7 @@ class Parameters:
         return self._vector(f"{name}.{part}")
 
     def constant(self, name: str, n: int, value: float) -> Array:
-        """Return a vector of n equal values."""
+        """Return a vector of n values that all equal `value`."""
         return self._packed(name, np.full(n, value, dtype=np.float32))
 
     def _packed(self, name: str, values: NDArray[np.float32]) -> Array:
@@ -196,7 +196,7 @@ class Parameters:
         return LayerNorm(name, self._packed(f"{name}.weight", weight), self._packed(f"{name}.bias", bias), eps)
 
     def norm(self, name: str, eps: float, times: float = 1.0, *, is_layer_norm: bool = False) -> Norm:
-        """Return a norm multiplied by `times`: a layer norm if `is_layer_norm` or there is a bias, else an RMS norm."""
+        """Return `layer_norm` if `is_layer_norm` is true or `name.bias` exists, otherwise `rms_norm`."""
         of_kind = self.layer_norm if is_layer_norm or f"{name}.bias" in self else self.rms_norm
         return of_kind(name, eps, times)
 
@@ -243,7 +243,7 @@ class Parameters:
         stored = self._stored(name)
         if self._slices is None:
             return stored
-        if type(stored) is Weight:  # the `data` of a subclass is no view of the file
+        if type(stored) is Weight:  # only then `data` is a view of the file
             map_small_pages(stored.data)
         own = self._slices.own(name, stored)
         if type(own) is Weight and type(stored) is Weight:
@@ -261,7 +261,7 @@ class Parameters:
         return self._slices is not None and self._slices.is_partial(name)
 
     def _prepare(self, name: str, weight: Weight, source: Weight | None = None) -> Array:
-        """Prepare a weight once for each type, so that a tied head shares the table's array if both have the same type.
+        """Prepare a weight once for each type. So a tied head shares the table's array if both have the same type.
 
         `source` is the weight before its conversion, if it was converted.
         """
@@ -270,7 +270,7 @@ class Parameters:
         key = (name, weight.type.name)
         if key not in self._prepared:
             self._prepared[key] = self._backend.prepare(weight)
-            if type(source or weight) is Weight:  # the `data` of a subclass is no view of the file
+            if type(source or weight) is Weight:  # only then `data` is a view of the file
                 release((source or weight).data, self._prepared[key])
             self._nbytes[weight.type.name] += weight.nbytes
             self._done(name)

@@ -1,8 +1,8 @@
 """Linear layers: run a block, the matrices that share an input, as a job of the thread pool.
 
-A few input rows are multiplied with weight rows as they are stored (`gemv.py`), more input rows with expanded weight
-rows (`gemm.py`). Both give the same bits. With activations in fixed point (`--activations i16`), quantised matrices are
-multiplied by the kernels of `fixed_gemv.py` and `fixed.py`.
+A few input rows are multiplied with weight rows as they are stored (`gemv.py`), more input rows with weight rows that
+are expanded to float32 (`gemm.py`). Both give the same bits. With activations in fixed point (`--activations i16`),
+quantised matrices are multiplied by the kernels of `fixed_gemv.py` and `fixed.py`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from .linear_job import (
 )
 from .norms import norm
 
-# A chunk of gemm in fixed point has at most about this number of input rows (measured).
+# A chunk of gemm in fixed point has at most this number of input rows, rounded up to a multiple of TOKENS (measured).
 _FIXED_TOKENS = 256
 _row = jit(input_row)
 # Bytes of a cache line. A SIMD vector whose address is a multiple of this number is loaded by one access.
@@ -81,7 +81,7 @@ _LINE = 4 * LANES
 
 @jit
 def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
-    """Run gemv: norm the input once, pack several input vectors into panels, then multiply chunks of stored rows."""
+    """Run gemv: norm the input once, interleave several vectors in panels, then multiply chunks of stored rows."""
     job, source = control[JOB:], x
     if n_tokens > 1:
         source = scratch
@@ -90,7 +90,7 @@ def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int,
         source = scratch_of(control, control[THREADS])
         norm(floats(x), 0, b[K], b[NORM_WEIGHT], b[NORM_BIAS], np.float32(number(b[NORM_EPS])), floats(source), 0)
     job[X], job[Y], job[RESIDUAL] = source, y, residual
-    # Each chunk reads all panels from the L2 cache, STRETCH columns at a time. If chunks are larger, panels are read
+    # Each chunk reads all panels from the L2 cache, STRETCH columns at a time. So with larger chunks, panels are read
     # less often.
     job[HEIGHT] = b[CHUNK_GEMV] if n_tokens == 1 else b[CHUNK_GEMV] * ceil_div(b[K], STRETCH)
     _run_stored(control, b, b[TASK_GEMV])
@@ -98,7 +98,7 @@ def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int,
 
 @jit
 def _run_stored(control: Any, b: Any, task: int) -> None:
-    """Run a task that multiplies chunks of rows as they are stored, from several ranges of memory."""
+    """Run a task that multiplies weight rows as they are stored; a chunk has rows from several ranges of its matrix."""
     job = control[JOB:]
     job[WAYS] = MAX_WAYS // 2 if gates(job) else MAX_WAYS
     if b[HAND_OUT] == 0:
@@ -109,7 +109,7 @@ def _run_stored(control: Any, b: Any, task: int) -> None:
 
 @jit
 def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
-    """Run gemm: norm the input, align it with cache lines, then multiply chunks of expanded rows."""
+    """Run gemm: norm the input, align its rows with cache lines, then multiply chunks of expanded weight rows."""
     job, is_small = control[JOB:], n_tokens <= SMALL_BATCH
     job[X], job[Y], job[STRIDE] = x, scratch, _row(b[K])
     if PARTS > 1 or b[NORM_WEIGHT] != 0 or job[STRIDE] != b[K] or x % _LINE != 0:
@@ -137,7 +137,7 @@ def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, s
 
 @jit
 def _multiply_fixed_stored(control: Any, b: Any, x: int, residual: int, scratch: int, y: int) -> None:
-    """Norm and quantise a few tokens, then multiply chunks of rows as they are stored."""
+    """Norm and quantise a few input rows, then multiply them with chunks of weight rows as they are stored."""
     job = control[JOB:]
     job[X], job[Y] = x, scratch
     run_alone(control, b[FIXED_RECORDS], 1)
@@ -176,7 +176,7 @@ def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, 
 
 @jit
 def _keep(job: Any, b: Any, is_fixed: bool) -> None:
-    """Keep in the job the matrices in fixed point (`is_fixed`) or all others; set ROWS of the remaining ones to 0."""
+    """Keep in the job the matrices in fixed point if `is_fixed`, else the others: set ROWS of the rest to 0."""
     for at in range(TABLE, TABLE + b[MATRICES] * WIDTH, WIDTH):
         job[at + ROWS] = b[at + ROWS] if (b[at + PANEL] != 0) == is_fixed else 0
 
@@ -202,16 +202,16 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, scra
         n_tokens: T, the number of input rows.
         x: address of the input, (T, K).
         residual: address of the array that is added to the products, (T, N), or 0.
-        scratch: address, a multiple of 64, of memory for (T, `product_floats(K)`) floats; not used by gemv of one token
-            in float32.
-        y: address of the output, (T, N). If the block has a norm of the output, y must not be `residual`.
+        scratch: address, a multiple of 64, of memory for (T, `product_floats(K)`) floats. It is not used if gemv
+            multiplies a single token in float32.
+        y: address of the output, (T, N). If the block has a norm of the output, `y` must differ from `residual`.
     """
     control, b = words(address), words(block)
     job = control[JOB:]
     for i in range(TABLE + b[MATRICES] * WIDTH):
         job[i] = b[i]
     job[T] = n_tokens
-    # A norm of the output needs complete rows, so `_norm_add` follows the job, and also adds the residual.
+    # A norm of the output needs complete rows, so `_norm_add` runs after all products, and also adds the residual.
     added = residual if b[POST_NORM_WEIGHT] == 0 else 0
     if b[FIXED] != 0:
         _keep(job, b, True)

@@ -1,6 +1,6 @@
 """Mixtures of experts in MLX operations, for the backends `mlx`, `metal` and `cuda`.
 
-The matrices of all experts of a layer are one array (X, N, K). `mx.gather_mm` and `mx.gather_qmm` read the chosen
+The matrices of all X experts of a layer are one array (X, N, K). `mx.gather_mm` and `mx.gather_qmm` read the chosen
 experts from this array on the device, so that the host does not wait for the router.
 
 If memory for experts is bounded (`Slots`), the array has fewer matrices, and the host waits for the router. Chosen
@@ -31,8 +31,8 @@ class Stack(Protocol):
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
         """Multiply each row of x (..., 1, K) by the matrix of its expert in `ids`, and return (..., 1, N).
 
-        `are_sorted` tells MLX that the ids are ascending. MLX may then multiply all rows of an expert together, in
-        another order of summation than single rows.
+        `are_sorted` tells MLX that the ids are ascending. MLX may then multiply all rows of an expert together, which
+        adds in another order than the multiplication of a single row.
         """
 
 
@@ -50,7 +50,7 @@ class FloatStack:
 
 @dataclass(frozen=True, eq=False)
 class GroupStack:
-    """Matrices in one of MLX's formats. The arrays are as in `GroupMatrix`, with a leading axis X."""
+    """Matrices in one of MLX's quantised formats. The arrays are as in `GroupMatrix`, with a leading axis X."""
 
     wq: mx.array
     scales: mx.array
@@ -80,7 +80,7 @@ class BiasedStack:
 
 
 class Slots:
-    """A stack of n experts, at most `n_slots` of them in memory. Products have the same bits as with all in memory."""
+    """A stack of n experts, at most `n_slots` in memory. Products have the same bits as if all were in memory."""
 
     def __init__(self, read: Callable[[int], Stack], n: int, n_slots: int) -> None:
         """Allocate the slots. `read(e)` returns a stack with only expert e."""
@@ -109,12 +109,12 @@ class Slots:
             slots = mx.array(self._residents.slots[of_rows[at]])
             results.append(self._held.multiply(rows[mx.array(at)], slots, are_sorted=are_sorted))
             places.append(at)
-            mx.eval(results[-1])  # while a product is pending, MLX would copy all slots to write the next experts
+            mx.eval(results[-1])  # while a product is pending, each write of `_hold` would make MLX copy all slots
         y = mx.concatenate(results)[mx.array(np.argsort(np.concatenate(places)))]
         return y.reshape(*chosen.shape, *y.shape[-2:])
 
     def _hold(self, experts: np.ndarray) -> None:
-        """Read those of `experts` that are not in memory. They replace the least often chosen other experts."""
+        """Read each expert of `experts` that is not in memory into a slot from `_free`."""
         for e in experts[self._residents.slots[experts] < 0].tolist():
             new, slot = self._read(e), self._free(experts)
             self._write(slot, new)
@@ -154,9 +154,9 @@ def _mapped(function: Callable[[mx.array], Any], stack: Any) -> Any:
 
 
 def stacked(linears: Sequence[Linear], dtype: mx.Dtype = mx.float32) -> Stack:
-    """Return the linear layers of several experts as one stack, evaluated, so that the single matrices can be freed.
+    """Return the linear layers of several experts as one stack. Evaluate it, so that the single matrices can be freed.
 
-    Unless all matrices are `GroupMatrix` of one format, all become floats of `dtype`, the type of activations.
+    If not all matrices are `GroupMatrix` of one format, all become floats of `dtype`, the type of activations.
     """
     matrices = _stacked([linear.weight for linear in linears], dtype)
     if linears[0].bias is None:
@@ -214,9 +214,9 @@ def _first(values: mx.array, n: int) -> mx.array:
 
 
 def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> mx.array:
-    """Return (T*C, N) as `Backend.expert_linear` defines it; x is (T, K) or (T*C, K).
+    """Return (T*C, N) as `Backend.expert_linear` defines it. x is (T, K) or (T*C, K), with C chosen experts per token.
 
-    `MANY` or more rows are sorted by expert. With `row_by_row`, sorted rows are multiplied one at a time, too, so that
+    `MANY` or more rows are sorted by expert. With `row_by_row`, sorted rows are also multiplied one at a time, so that
     the order of summation is the same for any number of rows.
     """
     each = ids.size // len(x)
