@@ -18,8 +18,8 @@ MathMode = Literal["safe", "relaxed", "fast"]
 class Kernel:
     """The arguments of `mx.fast.metal_kernel`: the parts of a kernel that do not depend on the shapes of a launch.
 
-    `source` is the body of a function in the Metal Shading Language; MLX generates its signature. `header` is inserted
-    before the function.
+    `source` is the body of a function in the Metal Shading Language; MLX generates the function's signature. `header`
+    is inserted before the function.
     """
 
     name: str
@@ -42,9 +42,9 @@ class Kernel:
     def load(
         cls, name: str, inputs: Sequence[str], outputs: Sequence[str], *, headers: Sequence[str] = (), body: str = ""
     ) -> Kernel:
-        """Load the body from `metal/BODY.metal`, by default `metal/NAME.metal`, and the header.
+        """Load the source from `metal/BODY.metal`, by default `metal/NAME.metal`, and the header.
 
-        The header is the text of `metal/PART.h.metal` for each PART in `HEADERS`, then in `headers`.
+        The header joins the texts of `metal/PART.h.metal` for each PART in `HEADERS`, then in `headers`.
         """
         header = "\n".join(_text(f"{part}.h.metal") for part in (*HEADERS, *headers))
         return cls(name, tuple(inputs), tuple(outputs), _text(f"{body or name}.metal"), header)

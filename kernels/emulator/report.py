@@ -1,4 +1,4 @@
-"""Turn the runtime's reports of mistakes into messages: kernel, line, threadgroup, thread, buffer, byte, and advice."""
+"""Turn reports of the emulator's runtime into text: mistake, line, threadgroup, thread, buffer, byte, and advice."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class _Header(NamedTuple):
     step: int  # bytes of the smallest instruction
     line_base: int
     line_range: int
-    lengths: tuple[int, ...]  # operands per standard opcode
+    lengths: tuple[int, ...]  # the number of operands of each standard opcode
     files: tuple[str, ...]
 
 
@@ -205,7 +205,7 @@ _INSIDE = "expected an address inside; check the index, or guard it"
 
 
 def _bounds(failed: Failed) -> list[str]:
-    """Return the text of an access that is out of bounds, completely or in part, in the build "races"."""
+    """Return the text of an access out of bounds, completely or in part, that the checks of the build "races" found."""
     report, region = failed.report, failed.nearest
     where, end = region.place(report.address), region.start + region.bytes
     if not distance(region, report.address):
@@ -234,7 +234,7 @@ def _not_written(failed: Failed) -> list[str]:
 
 
 def _lanes_apart(what: str, advice: str) -> Callable[[Failed], list[str]]:
-    """Return a function that describes two lanes at different operations."""
+    """Return a function that describes a report of two lanes that are at different operations."""
 
     def describe(failed: Failed) -> list[str]:
         lanes = (failed.report.lane, failed.site), (failed.report.other_lane, failed.other)
@@ -244,7 +244,7 @@ def _lanes_apart(what: str, advice: str) -> Callable[[Failed], list[str]]:
 
 
 def _returned(who: str, advice: str) -> Callable[[Failed], list[str]]:
-    """Return a function that describes an operation that some lanes or threads can no longer reach."""
+    """Return a function that describes a report of an operation that needs lanes or threads that have returned."""
     return lambda failed: [f"{failed.site}, but {failed.report.count} {who} have returned", failed.thread, advice]
 
 
@@ -272,7 +272,7 @@ def _uneven(failed: Failed) -> list[str]:
 
 
 _DIVISOR = "check the divisor"
-# Advice about undefined behaviour, by the first word of its description in runtime/undefined.c.
+# Maps the first word of a description of undefined behaviour (in runtime/undefined.c) to advice.
 _ADVICE = {
     "signed": "use a wider or an unsigned type, or check the range first",
     "integer": _DIVISOR,
@@ -304,8 +304,8 @@ def _impossible(failed: Failed) -> list[str]:
     ]
 
 
-# Maps each hazard to what the two threads of the race did, in the order of this run. "read first": one thread read
-# memory that had no value yet, and only then the other thread wrote the value.
+# Maps each hazard to what the first and the second thread of the race did in this run. "read first": one thread
+# read memory that had no value yet, and only then the other thread wrote the value.
 _HAZARDS = {
     "read after write": ("wrote", "read"),
     "read after write, read first": ("read", "wrote"),
@@ -315,7 +315,7 @@ _HAZARDS = {
 
 
 def _accesses(failed: Failed) -> list[str]:
-    """Return the two accesses of a race, in their order."""
+    """Return a line for each of the two accesses of a race, in the order of this run."""
     report = failed.report
     before, now = _HAZARDS[failed.what]
     # In the build "races", each access calls the runtime. `code` is the return address of this call, so `code - 1` is
@@ -414,7 +414,7 @@ def _interrupted(failed: Failed) -> list[str]:
 
 
 class Kind(NamedTuple):
-    """A kind of finding: its name, the class of its exception, and the function that returns its text in lines."""
+    """A kind of finding: its name, the class of its exception, and a function that returns the lines of its text."""
 
     name: str
     error: type[EmulatorError]
@@ -502,7 +502,7 @@ def distance(of: Region | Buffer, address: int) -> int:
 class Failed:
     """A report of the runtime, with the kernel's text and memory."""
 
-    texts: Mapping[str, str]  # "header" and "body"; for a .metal file, the text of each file
+    texts: Mapping[str, str]  # maps "header" and "body", or the name of each .metal file, to the source text
     report: Report
     regions: Sequence[Region]
 
@@ -538,12 +538,12 @@ class Failed:
 
     @property
     def thread(self) -> str:
-        """The thread; for a race, the thread of the later access."""
+        """The thread of the report, as text; for a race, the thread of the later access."""
         return _thread(self.report.group, self.report.thread, self.report.lane)
 
     @property
     def other_thread(self) -> str:
-        """For a race, the thread of the earlier access."""
+        """For a race, the thread of the earlier access, as text."""
         return _thread(self.report.other_group, self.report.other_thread, self.report.other_lane)
 
     @property
@@ -553,7 +553,7 @@ class Failed:
 
     @property
     def undefined(self) -> str:
-        """The description of a read of a lane that takes no part in the operation."""
+        """For an operation that reads the value of a lane that takes no part in it, a description of this mistake."""
         return f"{self.site} reads lane {self.report.other_lane}, which takes no part in it: the value is undefined"
 
     @property
@@ -588,7 +588,7 @@ class Failed:
 
     @property
     def stopped(self) -> str:
-        """Where the thread stopped: "near LINE", because the compiler may have moved the instruction."""
+        """Where the thread stopped, as "near LINE". The exact line is unknown, because compilers move instructions."""
         return f"near {self.line_of(self.report.code)}"
 
 

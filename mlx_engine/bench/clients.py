@@ -102,7 +102,7 @@ class Scheduled:
 
 
 class _Clients:
-    """Requests that are being run, their times, and the tokens of each request in each step."""
+    """Submits the requests of a run; records their times, and the tokens that each step computes for each request."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._scheduler, self._clock = scheduler, clock
@@ -132,7 +132,7 @@ class _Clients:
         return len(left)
 
     def steps(self, sizes: Sizes) -> Steps:
-        """Return the work of all steps. Called after the run is timed, because it takes longer than a step."""
+        """Return the work of all steps. Call this only after the run: computing the work takes longer than a step."""
         found = Steps()
         for report, parts in self._steps:
             if report.n_decode + report.n_prefill:
@@ -197,11 +197,11 @@ class Served:
         self._extras = self._accepted()
 
     def prompt(self, draws: random.Random, n_tokens: int) -> Prompt:
-        """Return random words of about one token each, because the server's vocabulary is unknown."""
+        """Return random words of about one token each, because the server's token ids are unknown."""
         return "".join(f" {word}" for word in draws.choices(WORDS, k=n_tokens))
 
     def forget(self) -> None:
-        """Do nothing, because the API cannot empty a prefix cache. Each run has other random prompts anyway."""
+        """Do nothing, because the API cannot empty a prefix cache. Each run draws new prompts anyway."""
 
     def run(self, n_clients: int, prompts: Sequence[Prompt], n_gen: int, *, seconds: float | None = None) -> Run:
         """Run clients in a closed loop over the prompts; after `seconds`, cancel the requests that have not ended.
@@ -239,7 +239,7 @@ class Served:
             connection.close()
 
     def _record(self, timed: RequestTimes, event: dict[str, Any]) -> None:
-        """Record a piece of text, or the number of tokens at the end of the stream."""
+        """Record when a piece of text arrives. At the end of the stream, record the number of tokens."""
         if any(choice.get("text") for choice in event.get("choices") or ()):
             timed.arrivals.append(self._clock())
             timed.n_tokens += 1
@@ -313,7 +313,7 @@ class RefusedError(SourceError):
         super().__init__(text)
 
 
-# Figures by name; None if a run has no such figure.
+# Maps the name of each figure to its value, or to None if the run has no value for it.
 Figures = dict[str, float | None]
 
 
@@ -323,8 +323,8 @@ class RequestTimes:
 
     Attributes:
         arrivals: when each token arrived; over HTTP, when each piece of text arrived.
-        n_tokens: tokens that were generated.
-        n_cached: tokens of the prompt that were taken from a prefix cache; None if unknown.
+        n_tokens: number of generated tokens.
+        n_cached: number of tokens of the prompt that were taken from a prefix cache; None if unknown.
     """
 
     submitted: float
@@ -349,9 +349,9 @@ class Steps:
 
     Attributes:
         n: number of steps.
-        n_rows: tokens that the steps computed, of prompts and answers.
+        n_rows: number of tokens of prompts and answers that the steps computed.
         n_decoding: number of steps that computed tokens of answers.
-        n_decoded: tokens of answers that these steps computed.
+        n_decoded: number of tokens of answers that the steps computed.
         flops: floating-point operations of the steps.
         nbytes: bytes that the steps read from memory.
     """
@@ -498,7 +498,7 @@ class Load:
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """The load as fields of a row."""
+        """The load as fields of a row of results."""
         return {
             "test": self.name,
             "n_prompt": self.n_prompt,
@@ -509,7 +509,7 @@ class Load:
         }
 
     def draws(self, number: int, n_clients: int) -> random.Random:
-        """Return the random generator for the prompts of a run, which differ in each round and for each `n_clients`."""
+        """Return the random generator for the prompts of a run. `number` is the number of the round."""
         return random.Random(f"{self.seed} {number} {n_clients}")
 
     def prompts(self, target: Target, draws: random.Random, n_clients: int) -> list[Prompt]:

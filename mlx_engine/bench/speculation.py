@@ -7,8 +7,9 @@ The file has a JSON object per line, with these keys:
 - `name`, `max_tokens`, `prediction` (a text that the answer may repeat): optional.
 - `right`, optional: a fraction. The answer is first generated without proposals. Then its tokens are proposed, with all
   but this fraction replaced by wrong ones. This measures the speedup at a given acceptance, also with random weights.
-- `drafter`, optional: "mtp" or "draft". With `right`, this drafter runs and its time counts, but the proposed tokens
-  are those of `right`. Without `drafter` and `right`, n-gram lookup and every loaded drafter get a row each.
+- `drafter`, optional: "mtp" or "draft". With `right`, this drafter runs and its time counts, but its tokens are
+  replaced by those that `right` describes. Without `drafter` and `right`, the text is answered with n-gram lookup, and
+  then with every loaded drafter.
 
 Answers are greedy, ignore end-of-text tokens, and must have the same ids with and without proposals.
 """
@@ -46,7 +47,7 @@ RECORDED = "recorded"
 class Recorded:
     """Proposes the tokens of a known answer, with some of them replaced by wrong ones.
 
-    The positions of the wrong tokens are drawn with `seed`, but their number is fixed by `right`. (When each token was
+    `right` fixes the number of wrong tokens; only their positions are drawn, with `seed`. (When each token was instead
     right with a probability of 80 %, only 76 % of the tokens of one answer were right.)
     """
 
@@ -60,7 +61,7 @@ class Recorded:
         self._n += len(ids)
 
     def propose(self, most: int) -> tuple[Sequence[int], int]:
-        """Return at most `most` next ids, and their evidence: LONGEST, as for the longest match of n-gram lookup."""
+        """Return at most `most` next ids, and LONGEST, the largest match length that n-gram lookup returns."""
         return self.after(self._n, most), LONGEST
 
     def after(self, n: int, most: int) -> Sequence[int]:
@@ -80,7 +81,7 @@ class Recordings:
         return Recorded(self._answers[sequence.request], self._right, self._seeds[sequence.request])
 
     def end(self, sequence: AnswerSequence) -> None:
-        """Do nothing: unlike n-gram lookup, no text of the sequence is kept for later sequences."""
+        """Do nothing. Only n-gram lookup keeps the text of an ended sequence for later sequences."""
 
 
 class RecordedPasses:
@@ -188,7 +189,7 @@ def prompts_of(text: Row) -> list[Any]:
 
 
 def _proposing(engine: Engine, text: Row, way: str, answers: Answers) -> Speculation:
-    """Return the speculation with the drafter `way`; if the text has `right`, known answers are proposed."""
+    """Return a `Speculation` with the drafter `way`. If the text has `right`, it proposes the known answers."""
     right, vocabulary = text.get("right", 1.0), int(engine.config.vocab_size)
     if way == RECORDED:
         return Speculation(Recordings(answers, right), vocabulary, usual=(LOOKUP,))

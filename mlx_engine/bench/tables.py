@@ -1,4 +1,4 @@
-"""Format results as llama-bench does: a Markdown table, CSV, JSON or JSON lines. Write them to a folder, read them."""
+"""Format results as llama-bench does: a Markdown table, CSV, JSON or JSON lines. Write and read files of results."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def default_folder(model: str) -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Create the folder, or raise SourceError. Call this before measuring: a wrong path then wastes no run."""
+    """Create the folder, or raise SourceError. Call this before measuring, so that a wrong path wastes no run."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -149,18 +149,18 @@ def make_folder(path: Path) -> None:
 
 
 def save(folder: Path, stem: str, found: Sequence[dict[str, Any]], page: str) -> None:
-    """Write all samples as JSON, and the page as Markdown. Raise SourceError if a file cannot be written."""
+    """Write the rows as JSON, with all samples, and the page as Markdown; raise SourceError if this is impossible."""
     write(folder / f"{stem}.json", as_json(found) + "\n")
     write(folder / f"{stem}.md", page)
 
 
 Key = tuple[Any, ...]
 
-# The fields that identify a row: one test of one model on one backend with its settings.
+# The fields that identify a row. A row is one test of one model on one backend with its settings.
 KEY = ("model_name", "backend", "activations", "kv_type", "jit", "overlap", "kv", "quant", "test")
-# Defaults of fields that rows of older versions lack.
+# Maps each field that rows of older versions lack to its default.
 DEFAULT = {"activations": EXACT, "kv_type": "f32", "jit": True, "overlap": True}
-# Types of the fields that are checked. A row must have each of them, except those in `DEFAULT`.
+# Maps each field that `read` checks to its type. A row must have all of these fields, except those in `DEFAULT`.
 NEEDED = {
     "model_name": str,
     "backend": str,

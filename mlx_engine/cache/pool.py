@@ -1,9 +1,9 @@
 """The KV pool: the memory for the keys and values of all sequences, divided into pages.
 
-Layers with the same attention window form a group, and each group has its own pages. A page is a number of consecutive
-slots, one per token, in the KV store of every layer of the group. Several sequences and a prefix cache may hold the
-same page, so pages are reference-counted; a page without a reference is free. Recurrent states are not in pages, but in
-the slots of a `StatePool` (`states.py`).
+Layers with the same attention window form a group, and each group has its own pages. A page is a range of consecutive
+slots, one per token, at the same place in the KV store of every layer of the group. Several sequences and a prefix
+cache may hold the same page, so pages are reference-counted; a page without a reference is free. Recurrent states are
+not in pages, but in the slots of a `StatePool` (`states.py`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class KVLayer:
     """The properties of one layer's KV cache.
 
     Attributes:
-        window: the attention window, see `first_visible` in `backends/batch.py`; None for all tokens.
+        window: the attention window, see `first_visible` in `backends/batch.py`; None if the layer has no window.
         type: the type in which keys and values are stored.
         n_arrays: 2 for keys and values. 1 for multi-head latent attention, which stores only keys (the latents). The
             first elements of such a key are also the value.
-        state: the recurrent state, if the layer has a second token mixer (such as Mamba2) beside its attention; else
-            None.
+        state: the recurrent state of a second token mixer (such as Mamba2) beside the attention; None if the layer has
+            only attention.
     """
 
     n_kv_heads: int
@@ -73,14 +73,15 @@ class KVPool:
             free, `reclaim(group, n)` is called to free cached pages.
 
     Args:
-        n_sequences: the largest number of sequences at a time. A prefix cache can use the pages that they do not need.
+        n_sequences: the largest number of sequences at a time. A prefix cache can use the pages that sequences do not
+            use.
         page: tokens per page.
         longest_pass: the largest number of new tokens of a sequence in one pass. The number of pages of layers with a
             window depends on this number.
         kept: whether later passes read the keys and values of earlier passes. If not, layers with the same `KVLayer`
             share one store, in which each layer overwrites the keys and values of the previous layer.
         n_proposed: the largest number of proposed tokens (see `loop/speculation.py`) of all sequences in a pass. A
-            model with states needs one more slot for each of these tokens.
+            model with states needs one more slot of its `StatePool` for each of these tokens.
         adapter: the adapter of new sequences, see `KVSequence.adapter`.
     """
 
@@ -124,7 +125,8 @@ class KVPool:
             page * sum(layer.token_nbytes for layer in with_kv if layer.window == window) for window in self.windows
         )
         self.reclaim: Callable[[int, int], object] | None = None
-        # For each group: a stack of the first slots of free pages, its height, and the reference count of each page.
+        # For each group: a stack with the first slot of each free page, the number of pages on the stack, and the
+        # reference count of each page.
         self._free = [np.arange(n - 1, -1, -1, dtype=np.int64) * page for n in pages]
         self._n_free = pages
         self._references = [np.zeros(n, dtype=np.int64) for n in pages]
@@ -168,11 +170,11 @@ class KVPool:
         return pages
 
     def retain(self, group: int, pages: np.ndarray) -> None:
-        """Add a reference to each of several different pages that are in use, given their first slots (n,)."""
+        """Add one reference to each of n distinct pages that are in use, given their first slots (n,)."""
         self._references[group][pages // self.page] += 1
 
     def give_back(self, group: int, pages: np.ndarray) -> None:
-        """Remove one reference from each of several different pages, and free the pages whose count is then 0.
+        """Remove one reference from each of n distinct pages, and free the pages whose count is then 0.
 
         `pages` has the first slots (n,) of the pages, in the order of the page table.
 
@@ -214,8 +216,8 @@ def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, lo
     Without a window, each sequence may have a partly filled last page. So the sequences need at most `n_sequences - 1`
     pages more than one sequence of `n_tokens` tokens. With a window of W tokens, or chunks of W tokens (stored as the
     window -W, see `first_visible`), a sequence keeps at most `W - 1 + longest_pass` tokens. The first of these tokens
-    may be anywhere in its page, so each sequence needs one page more than these tokens would fill from a page's start,
-    but not more pages than without a window.
+    may be anywhere in its page, so each sequence needs one page more than these tokens would fill from a page's start.
+    All sequences together need at most as many pages as without a window.
     """
     all_pages = -(-n_tokens // page) + n_sequences - 1
     if window is None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mlx_engine.bench.perplexity import Text
     from mlx_engine.engine import Engine
 
-# The longest window without --context: longer windows take memory and time, and seldom change the perplexity much.
+# The largest default of --context. Longer windows need more memory and time, and seldom change the perplexity much.
 DEFAULT_CONTEXT = 2048
 
 

@@ -57,9 +57,9 @@ def with_choice(
     `content` is the constraint of an answer without calls.
 
     Raises:
-        OptionError: `tools` lacks the tool that `choice` names, or is empty although a call is required; the model's
-            calls cannot be read or written; the schema of a strict tool has a keyword that is not supported; a call is
-            required although `content` is given; or `content` is not a JSON Schema.
+        OptionError: `tools` lacks the tool that `choice` names; a call is required, but `tools` is empty or `content`
+            is given; there are tools, but `content` is not a JSON Schema; the format of the model's calls is unknown,
+            or has no format strings; or the schema of a strict tool has a keyword that is not supported.
     """
     if choice.is_required and choice.name not in (None, *map(_name, tools)):
         message = f"tool_choice must name one of the tools, not {shown(choice.name)}"
@@ -115,7 +115,7 @@ class _Grammar:
     def of(self, tools: Sequence[Tool], choice: ToolChoice, content: str | None) -> str:
         """Return the whole grammar."""
         written = self._written
-        # `_call` joins the text before a call and the beginning of the call to one literal, because only this whole
+        # `_call` joins the text before a call and the beginning of the call into one literal, because only this whole
         # literal shows whether another call follows or the answer ends.
         another = " | ".join(self._call(tool, before=written.between) for tool in tools)
         several = f"({another})*" if choice.is_parallel and self._form.is_parallel else ""
@@ -253,9 +253,9 @@ class _Grammar:
         return self._sequence(found, '","')
 
     def _sequence(self, elements: Sequence[tuple[str, bool]], separator: str) -> str:
-        """Add a rule, and return its name. It matches elements in this order, with a separator between two elements.
+        """Add a rule, and return its name. The rule matches the elements in order, with separators between them.
 
-        `elements` are pairs (element, whether it is required).
+        `elements` has pairs (element, whether it is required). Elements that are not required may be missing.
         """
         # One alternative for each element that can be the first: no separator precedes it, but one precedes each later
         # element.
@@ -322,8 +322,9 @@ def _plain(schema: Any, root: Any) -> Any:
 def _supported(function: Mapping[str, Any]) -> Any:
     """Return the schema of a tool's arguments; raise OptionError if it is not supported and the tool is strict.
 
-    If it is not supported and the tool is not strict, return a schema that allows any object. If the schema has
-    `properties`, but neither `additionalProperties` nor `patternProperties`, the result forbids other arguments.
+    If the schema is not supported and the tool is not strict, return a schema that allows any object. If a
+    supported schema has `properties`, but neither `additionalProperties` nor `patternProperties`, the result forbids
+    other arguments.
     """
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     try:

@@ -34,7 +34,7 @@ GGUF_ARCHITECTURE = "falcon-h1"
 
 @dataclass(frozen=True)
 class Multipliers(Setting):
-    """The setting of n multipliers: in config.json a number (n = 1) or a list of n numbers; 1 for GGUF files."""
+    """A setting of n multipliers: in config.json, a number (n = 1) or a list of n numbers. In GGUF files, all are 1."""
 
     hf: str
     n: int = 1
@@ -112,7 +112,7 @@ TENSORS["blk.*.ffn_norm.weight"] = replace(TENSORS["blk.*.ffn_norm.weight"], ggu
 
 
 def table(cfg: Config, checkpoint: Checkpoint) -> Table:
-    """Return the tensor table, in which `Row.times` are the multipliers."""
+    """Return the tensor table, with the multipliers by which GGUF files multiply the tensors."""
     (into,), (keys,), (logits,) = cfg.attention_in, cfg.keys, cfg.of_logits
     times = {
         "token_embd": cfg.of_embeddings[0], "output": logits, "blk.*.attn_q": into, "blk.*.attn_k": into * keys,
@@ -136,8 +136,8 @@ class Model(Decoder):
 
     - The weights of a mixer's convolution contain the multipliers of x, B and C.
     - The weights of the last norm contain the multiplier of the logits.
-    - The scale of attention scores contains `keys`, and `attention_in` twice, for queries and keys. This is possible
-      because rotary embedding is linear.
+    - The scale of attention scores contains `keys`, and `attention_in` twice: for queries and for keys. Multiplying
+      after the rotary embedding gives the same scores, because the embedding is linear.
     - The scale of attention's output contains `attention_in` for values.
     """
 
@@ -175,7 +175,8 @@ def as_mlx_has_them(cfg: Config, *, is_tied: bool) -> Config:
     """Return the config for a folder of mlx-lm, whose weights contain most of the multipliers.
 
     The weights of keys do not contain the multiplier `keys`, and the weights of values do not contain `attention_in`.
-    The returned config keeps `keys`, and applies `attention_in` to the output of attention, with the same effect.
+    The returned config keeps `keys`, and applies `attention_in` to the output of attention, with the same effect. The
+    matrix of a tied head contains the multiplier of the embeddings, so the multiplier of the logits is divided by it.
 
     Source: mlx-lm 0.32, models/falcon_h1.py: `Model.sanitize`, and the computation of the logits of a tied head.
     """

@@ -2,10 +2,10 @@
 
 Paper: "InternLM2 Technical Report", arXiv 2403.17297. Reference: mlx-lm, models/internlm2. The layers are Llama's;
 folders have queries, keys and values in one matrix. For each KV head, the matrix has the rows of the query heads that
-share this head, then the rows of its key, then the rows of its value.
+share this KV head, then its rows of keys, then its rows of values.
 
-Reference of InternLM3: Hugging Face transformers, models/internlm3. The tensors are Llama's; the settings for biases
-have other names. GGUF files have the architecture "llama".
+Reference of InternLM3: Hugging Face transformers, models/internlm3. The tensors are Llama's. In config.json, the
+settings for biases have other names than Llama's. GGUF files have the architecture "llama".
 """
 
 from __future__ import annotations

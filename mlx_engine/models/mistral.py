@@ -4,7 +4,7 @@ Paper: "Mistral 7B", arXiv 2310.06825. Reference: Hugging Face transformers, mod
 releases have sliding-window attention. GGUF files have the architecture "llama".
 
 Paper of Mixtral: "Mixtral of Experts", arXiv 2401.04088. Reference: models/mixtral. Difference from Mistral: every FFN
-is a mixture of experts. GGUF files also have the architecture "llama"; `weights/model.py` recognizes Mixtral by the
+is a mixture of experts. GGUF files also have the architecture "llama"; `weights/model.py` recognises Mixtral by the
 number of experts.
 """
 

@@ -88,9 +88,9 @@ class Weight:
         return Weight(self.name, self.shape, type_, data)
 
     def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> Weight:
-        """Return the rows (axis 0) or columns (axis 1) [first, last) of a matrix, or the values (axis 0) of a vector.
+        """Return ranges [first, last) of the rows (axis 0) or columns (axis 1) of a matrix, or of a vector (axis 0).
 
-        Several ranges are joined in their order. The result is a view for a single range of axis 0, otherwise a copy.
+        The ranges are joined in their order. If `axis` is 0 and there is one range, the result is a view, else a copy.
 
         Raises:
             ValueError: the weight has another shape, or a range begins or ends inside a block or outside the weight.
@@ -136,7 +136,7 @@ def taken(
 ) -> NDArray[np.uint8]:
     """Return the bytes (blocks, bytes per block) of `Weight.cut(axis, ranges)` for a weight of this shape and type.
 
-    `stored` has the blocks of the weight, or a part of every block, such as all scales.
+    `stored` has the blocks of the weight, or the same part of every block, such as its scale.
     """
     n_rows, n_blocks = math.prod(shape[:-1]), shape[-1] // type_.block_size
     blocks = stored.reshape(n_rows, n_blocks, -1)

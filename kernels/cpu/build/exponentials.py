@@ -47,9 +47,9 @@ def _times_power_of_two(typing: Any, a: Any, n: Any) -> Any:
 def exp(x: Any) -> Any:
     """Return `e**x` within one unit in the last place; infinity or 0 outside the range of float32, NaN for NaN.
 
-    With n = x / ln 2, rounded to an integer, and x = n ln 2 + r, `e**x = 2**n * e**r`. To compute r, ln 2 is split into
-    two numbers; the first has few bits, so its product with n is exact. e**r is computed by the Taylor polynomial of
-    degree 7; the next term would be below 2**-27.
+    Let n be x / ln 2, rounded to an integer, and r = x - n ln 2. Then `e**x = 2**n * e**r`. To compute r, ln 2 is split
+    into a sum of two numbers. The first has few bits, so its product with n is exact. e**r is computed by the Taylor
+    polynomial of degree 7; the next term would be below 2**-27.
     """
     x = larger(splat(-150.0), smaller(splat(150.0), x))
     n = _round(mul(x, splat(1.4426950408889634)))
@@ -70,8 +70,8 @@ def tanh(x: Any) -> Any:
     """Return `tanh(x)` within 3 units in the last place, also near 0; NaN for NaN.
 
     `tanh(x) = y / (y + 2)` with `y = e**(2 x) - 1`. As in `exp`, 2 x = n ln 2 + r, so y is
-    `2**n (e**r - 1) + (2**n - 1)`. For small x, n is 0, and this sum has no cancellation. x is limited to [-10, 10],
-    because tanh(x) is 1 or -1 in float32 outside of this range.
+    `2**n (e**r - 1) + (2**n - 1)`. For small x, n is 0, so y is `e**r - 1`, without cancellation. x is limited to
+    [-10, 10], because outside of this range, tanh(x) is 1 or -1 in float32.
     """
     x = larger(splat(-20.0), smaller(splat(20.0), add(x, x)))
     n = _round(mul(x, splat(1.4426950408889634)))
@@ -92,8 +92,8 @@ def tanh(x: Any) -> Any:
 def _exponent_plus(typing: Any, a: Any, n: Any) -> Any:
     """Return `a * 2**n` for whole n, by adding n to the exponent bits of a.
 
-    The result must be at least 2**-127. If it is below 2**-126, the smallest normal float32, the returned number is too
-    small: 0 in place of 2**-127.
+    `a * 2**n` must be at least 2**-127. If it is below 2**-126, the smallest normal float32, the returned number is
+    less than `a * 2**n`: for 2**-127, it is 0.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

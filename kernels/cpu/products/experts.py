@@ -5,9 +5,10 @@ outputs of a row's experts are added in ascending order of the experts, so the b
 rows.
 
 If only some experts are in memory, a thread reads the others from the file (`EX_STATE` in `build/layout.py`). The
-kernel tells this thread which experts have been chosen. A pass of at most PROGRAM_TOKENS tokens also tells the thread
-which experts the next layer will probably choose. It uses the experts in memory first, and each other expert when it
-has been read. Because the outputs are added in ascending order of the experts, it adds them only at the end.
+kernel tells this thread which experts have been chosen. In a pass of at most PROGRAM_TOKENS tokens, the kernel also
+tells the thread which experts the next layer will probably choose. In such a pass, it multiplies with the experts in
+memory first, and with each other expert as soon as the thread has read this expert. It adds all outputs at the end, in
+ascending order of the experts.
 """
 
 from __future__ import annotations
@@ -82,11 +83,14 @@ def _vector_bytes(n: int) -> Any:
 
 @jit
 def choose(logits: Any, at: int, n_experts: int, n_used: int, ids: Any, to: int) -> None:
-    """Write the ids of the `n_used` largest of `logits[at:]` to `ids[to:]`; of equal logits, the first is chosen."""
+    """Write the ids of the experts with the `n_used` largest logits to `ids[to:]`; of equal logits, choose the first.
+
+    The logits are `logits[at : at + n_experts]`.
+    """
     n = 0
     for e in range(n_experts):
         value = get(logits, at + e)
-        # ids[to : to + n] are in descending order of their logits here.
+        # Here, the n ids in ids[to : to + n] are in descending order of their logits.
         if n == n_used and not value > get(logits, at + ids[to + n - 1]):
             continue
         i = n if n < n_used else n - 1
@@ -108,11 +112,12 @@ def sigmoids(logits: Any, at: int, n: int, out: Any) -> None:
 def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, groups: int, scores: Any) -> None:
     """Write the score of each expert: the sigmoid of its logit, or `exp(logit - largest logit)` for a softmax.
 
-    For `choose`, also replace the logits by the sigmoids, or for a softmax by the probabilities, and add the bias, if
-    any. For a softmax without bias and groups, keep the logits: they choose the same experts as the probabilities.
+    Also replace the logits by the values by which `choose` ranks the experts: the sigmoids, or the probabilities of the
+    softmax, plus the bias, if any. For a softmax without bias and groups, leave the logits unchanged: they rank the
+    experts in the same order as the probabilities.
 
-    `bias` is the address of a number for each expert, or 0; `groups` is the number of groups, or 0. `logits` and
-    `scores` have n_experts floats, rounded up to whole SIMD vectors.
+    `sigmoid` is 1 for sigmoids, 0 for a softmax. `bias` is the address of a number for each expert, or 0; `groups` is
+    the number of groups, or 0. `logits[at:]` and `scores` have n_experts floats, rounded up to whole SIMD vectors.
     """
     total = np.float32(1)
     if sigmoid != 0:
@@ -137,8 +142,8 @@ def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, groups:
 def keep_groups(values: Any, at: int, n_experts: int, n_groups: int, n_kept: int, sums: Any) -> None:
     """Replace the values of experts outside of the `n_kept` best groups by minus infinity.
 
-    A group is ranked by the sum of its two largest values, or by its only value. Of groups with equal sums, the first
-    is better. `sums` is scratch memory of n_groups floats.
+    Groups are ranked by the sum of their two largest values, or by their value if they have one expert. Of groups with
+    equal sums, the first is better. `sums` is scratch memory of n_groups floats.
     """
     size = n_experts // n_groups
     for g in range(n_groups):
@@ -164,11 +169,11 @@ def weigh(
     scores: Any, n_experts: int, n_used: int, normalize: int, sigmoid: int, sum_eps: float, scales: int, ids: Any,
     weights: Any, to: int,
 ) -> None:  # fmt: skip
-    """Write the weights of the chosen experts, which are their normalised scores, to `weights[to:]`.
+    """Compute the weights of the chosen experts from their scores, and write them to `weights[to:]`.
 
     With `normalize`, divide the scores by `sum_eps` plus the sum of the chosen experts' scores. Without `normalize`,
-    divide the scores of a softmax by their sum over all experts, and leave sigmoids as they are. `scales` is the
-    address of factors of the weights, one per expert, or 0.
+    divide the scores of a softmax by their sum over all experts, and leave sigmoids as they are. `scales` is 0, or the
+    address of a number per expert, by which the expert's weight is multiplied.
     """
     total = np.float32(0)
     if normalize != 0:
@@ -187,9 +192,9 @@ def weigh(
 
 @jit
 def _group(ids: Any, n_pairs: int, n_experts: int, first: Any, pairs: Any) -> None:
-    """Sort pairs of a row and an expert by their expert; pair i is row `i // n_used` and expert `ids[i]`.
+    """Sort pairs of a row and an expert by their expert. Pair i has row `i // n_used` and expert `ids[i]`.
 
-    Write `first` and `pairs`: `pairs[first[e] : first[e + 1]]` are the numbers i of expert e's pairs.
+    Write to `first` and `pairs`, so that `pairs[first[e] : first[e + 1]]` has the numbers i of expert e's pairs.
     """
     for e in range(n_experts + 1):
         first[e] = 0
@@ -217,7 +222,7 @@ def _gather(x: Any, width: int, pairs: Any, first: int, n: int, n_used: int, out
 
 @jit
 def _weigh_inputs(x: Any, width: int, pairs: Any, first: int, n: int, weights: Any) -> None:
-    """Multiply the gathered rows of n pairs by the pairs' weights; then set these weights to 1 for `_add`."""
+    """Multiply the gathered rows of n pairs by their weights; set the weights to 1, because `_add` multiplies again."""
     for i in range(n):
         pair = pairs[first + i]
         for j in range(width):
@@ -240,7 +245,7 @@ def _add(results: Any, width: int, pairs: Any, first: int, n: int, n_used: int, 
 
 @jit
 def _note(state: int, kind: int) -> None:
-    """Write a note, the mixture's number and a kind (NOTE_...), to the pipe of the thread that reads experts."""
+    """Write a note (NOTE_...), with the number of the mixture, to the pipe of the thread that reads experts."""
     s = words(state)
     s[STATE_NOTE] = s[STATE_NUMBER] * NOTE_KINDS + kind
     invoke(s[STATE_WRITE], (s[STATE_PIPE], state + 8 * STATE_NOTE, np.int64(8)))
@@ -250,8 +255,8 @@ def _note(state: int, kind: int) -> None:
 def _want(state: int, ids: Any, n_pairs: int, n_experts: int, any_order: bool) -> None:
     """Tell the thread which experts the pass has chosen, and count the tokens of each expert.
 
-    With `any_order`, experts are used in the order in which they are read, so hold all of them now: held experts stay
-    in memory.
+    With `any_order`, also hold all of these experts, because they are used in the order in which they are read. An
+    expert stays in memory while it is held.
     """
     s, uses = words(state), STATE_ROWS + n_experts
     for i in range(n_pairs):
@@ -270,7 +275,7 @@ def _wait(state: int) -> None:
 
 @jit
 def _any_held(state: int, n_experts: int) -> Any:
-    """Return the first held expert that is in memory, after waiting for one if there is none; -1 if reading fails."""
+    """Return the first held expert that is in memory. If there is none, wait for one; return -1 if reading fails."""
     s = words(state)
     while read(s, STATE_FAILED) == 0:
         for e in range(n_experts):
@@ -285,7 +290,7 @@ def _hold(state: int, n_experts: int, e: int) -> Any:
     """Mark expert e as held, and wait until it is in memory; return e, or -1 if reading fails."""
     s = words(state)
     # Mark e as held before checking whether e is in memory. The thread (`mark_expert`) marks e as absent before
-    # checking whether e is held. So at least one of the two sees the mark of the other.
+    # checking whether e is held. So the pass sees that e is absent, or the thread sees that e is held, or both.
     write(s, STATE_ROWS + n_experts + e, USE_HELD)
     while read(s, STATE_FAILED) == 0:
         if read(s, STATE_ROWS + e) != 0:
@@ -296,9 +301,10 @@ def _hold(state: int, n_experts: int, e: int) -> Any:
 
 @entry
 def mark_expert(state: int, n_experts: int, e: int, in_memory: int) -> None:
-    """Mark an expert as in memory, or as absent unless a pass holds it. The thread that reads experts calls this.
+    """Mark an expert as in memory or as absent; undo the mark as absent if a pass holds the expert.
 
-    A kernel that finds the expert in memory also sees all that the thread wrote before this call.
+    The thread that reads experts calls this. A kernel that finds the expert marked as in memory also sees all that the
+    thread wrote before this call.
     """
     s = words(state)
     write(s, STATE_ROWS + e, in_memory)
@@ -342,7 +348,7 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
 
     Args:
         address: address of the thread pool's control block.
-        block: address of the words of the mixture (`layout.py`).
+        block: address of the mixture's words, EX_... in `build/layout.py`.
         n_tokens: T.
         x: address of the input, (T, D).
         residual: address of the residual, (T, D); 0 if the input is the residual. The residual is added only if EX_ADDS
