@@ -45,7 +45,7 @@ class Build(NamedTuple):
 # instead.
 _ALIGNMENT = ("-fno-sanitize=all", "-fsanitize=alignment", "-fno-sanitize-recover=all")
 # The checks of undefined behaviour, besides alignment. Bugs that _CHECKS find are reported as mistakes, and bugs that
-# _NOTES finds only as notes.
+# _NOTES find, only as notes.
 _CHECKS = "bounds,float-cast-overflow,integer-divide-by-zero,null,shift,signed-integer-overflow"
 _NOTES = "implicit-integer-truncation"
 

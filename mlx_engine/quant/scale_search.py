@@ -34,7 +34,7 @@ SUBNORMALS, SUBNORMAL_STEP = np.float32(2.0**-14), np.float32(2.0**-24)
 MOST = np.float32(63)
 ZERO, ONE = np.float32(0), np.float32(1)
 # For each `trial` in `TRIALS`, a trial scale is the range of a group divided by `n + trial`, where n is the largest
-# magnitude of a quant. For types without minima, the range is the largest magnitude of the weights. With a smaller scale,
+# magnitude of a quant. For types without minima, the range is the largest magnitude of a weight. With smaller scales,
 # small weights are rounded better, but the largest ones are clipped. With trials between -1 and 1 only, the errors of
 # normally distributed weights would be 1 to 3 % larger.
 TRIALS = np.arange(-8, 9, dtype=np.float32) / np.float32(5)
