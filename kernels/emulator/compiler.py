@@ -3,11 +3,11 @@
 Kernels are linked without libraries, so that no C++ library has to be built or found. Kernels call only functions that
 the process has already loaded: those of the emulator's runtime, and exact functions of the C library, such as `fmodf`.
 
-Kernels are compiled for a fixed instruction set per architecture, not for the current processor, so results, findings
-and reported lines are equal on all processors of an architecture. Three rules make results bit-identical on different
-architectures, too: multiplications and additions are not contracted to fma, functions such as `exp` are the runtime's
-own (`runtime/math.c`), and half precision is rounded after every operation. The exception is the sign of a NaN that an
-operation produces: negative on x86-64, positive on arm64.
+Kernels are compiled for a fixed instruction set per architecture, not for the current processor, so results, reported
+bugs and their line numbers are equal on all processors of an architecture. Three rules make results bit-identical on
+different architectures, too: multiplications and additions are not contracted to fma, functions such as `exp` are the
+runtime's own (`runtime/math.c`), and half precision is rounded after every operation. The exception is the sign of a
+NaN that an operation produces: negative on x86-64, positive on arm64.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ class Build(NamedTuple):
 # Alignment is checked in every build: a CPU can access a misaligned address, but a GPU may access another address
 # instead.
 _ALIGNMENT = ("-fno-sanitize=all", "-fsanitize=alignment", "-fno-sanitize-recover=all")
-# The checks of undefined behaviour, besides alignment. Findings of _CHECKS are mistakes, those of _NOTES only notes.
+# The checks of undefined behaviour, besides alignment. Bugs that _CHECKS find are reported as mistakes, and bugs that
+# _NOTES find, only as notes.
 _CHECKS = "bounds,float-cast-overflow,integer-divide-by-zero,null,shift,signed-integer-overflow"
 _NOTES = "implicit-integer-truncation"
 
-# Every build checks the address spaces of a `metal_kernel`, because they are part of the types in `include/`.
+# Every build checks the address spaces of kernels made by `metal_kernel`: they are part of the types in `include/`.
 SPACES = Build("spaces", _ALIGNMENT)
 UNDEFINED = Build("undefined", (*_ALIGNMENT, f"-fsanitize={_CHECKS},{_NOTES}", f"-fsanitize-recover={_NOTES}"))
 _INSTRUMENTED = (
     "-DMSL_RACES",
     *("-fno-vectorize", "-fno-slp-vectorize"),  # clang does not instrument masked accesses of vectorised code
     *_ALIGNMENT,
-    *("-Xclang", "-fsanitize=thread"),  # by -Xclang, because zig would otherwise link its own runtime
+    *("-Xclang", "-fsanitize=thread"),  # with a plain flag, zig would link its own runtime of this check
     *(flag for what in ("func-entry-exit", "atomics") for flag in ("-mllvm", f"-tsan-instrument-{what}=0")),
     *("-mllvm", "-tsan-instrument-read-before-write=1"),
 )
@@ -219,7 +220,7 @@ def _clang(command: tuple[str, ...]) -> Compiler | str:
 
 @cache
 def _surroundings(*, runtime: bool) -> bytes:
-    """Return a digest of the architecture, and of the runtime's source (`runtime`) or else the headers of kernels."""
+    """Return a digest of the architecture and of files: the runtime's source if `runtime`, else kernel headers."""
     digest = hashlib.sha256()
     kernels = [*(_HERE / "include").rglob("*"), _HERE / "runtime" / "abi.h"]
     for file in sorted((_HERE / "runtime").glob("*.[ch]") if runtime else kernels):
@@ -245,7 +246,7 @@ def _baseline() -> tuple[str, ...]:
 
 @cache
 def _lacking() -> list[str]:
-    """Return the needed extensions that this processor lacks according to /proc/cpuinfo."""
+    """Return the names in `_NEEDED_ON_X86` that /proc/cpuinfo lacks; none on arm64, or if `INSTRUCTIONS` is set."""
     if _architecture() != "x86_64" or os.environ.get(INSTRUCTIONS):
         return []
     with contextlib.suppress(OSError):
@@ -276,7 +277,7 @@ def runtime_library() -> Path:
 
 
 # Text with tensors is compiled as C++23: `matmul2d` takes structures as template arguments, and `tensor[i, j]` has
-# several indices. The SLP vectoriser is then off: Clang 22 fails in it on loads of bools, such as attention masks.
+# several indices. For such text the SLP vectoriser is off, because clang 22's fails on loads of bools, such as masks.
 _TENSORS = re.compile(r"\b(?:tensor_ops|tensor_inline|tensor_handle|cooperative_tensor|d?extents\s*<)")
 
 
@@ -310,8 +311,8 @@ def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = 
 
 
 # Further flags for a complete .metal file. As in Metal, literals without a suffix are floats, also in included files
-# (-cl-single-precision-constant). In templates clang still treats them as doubles, so the warning about promotion to
-# double is off.
+# (-cl-single-precision-constant). In templates, clang still treats such literals as doubles, so the warning about
+# promotion to double is off.
 _FILE_FLAGS = ("-Dkernel=", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion", "-O0")
 
 
@@ -339,7 +340,7 @@ _LLVM_FLAGS = ("-g0", "-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm")
 
 
 def calls_of(text: str, build: Build) -> str:
-    """Return a translation unit as unoptimised LLVM IR, which has every function with its calls."""
+    """Return a translation unit as unoptimised LLVM IR, in which no call is inlined."""
     flags = (*_KERNEL_FLAGS, *_language(text), *_baseline(), *build.flags, *_LLVM_FLAGS)
     with draft(cache_folder("emulator") / "checking", is_folder=True) as scratch:
         source, item = scratch / "kernels.cc", scratch / "kernels.ll"
@@ -373,15 +374,15 @@ def _link(items: Sequence[Path], file: Path) -> None:
 
 
 def _digest(text: bytes, flags: Sequence[str]) -> str:
-    # The digest covers the headers' contents but not their path (-I), so that several checkouts share the cache. If the
-    # text is empty, the digest is that of the runtime.
+    # The digest covers the headers' contents but not their path (-I), so that several checkouts share the cache. An
+    # empty `text` stands for the runtime.
     used = [flag for flag in flags if not flag.startswith("-I")]
     known = repr((text, used, compiler().version, _surroundings(runtime=not text)))
     return hashlib.sha256(known.encode()).hexdigest()[:24]
 
 
 def _built(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the cached file of this name; create it if it is missing. Other processes may do so at the same time."""
+    """Return the cached file of this name; create it if it is missing. Several processes may create it at once."""
     file = cache_folder("emulator") / name
     if file.exists():
         return file

@@ -1,4 +1,4 @@
-"""`library`: run kernels of complete .metal files, which declare their own parameters, on the CPU."""
+"""Run the kernels of complete .metal files on the CPU. The function `library` reads such a file."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from .signature import TYPES, dtype_name
 from .source import attributes, place_threadgroup_memory
 from .text import casts_pointers, with_suffixes
 
-# ---- the buffers of a kernel: arrays, structures and numbers to bytes, and bytes back to arrays ----
+# ---- convert arrays, structures and numbers to the bytes of buffers, and bytes back to arrays ----
 
-# Maps each Metal type for which the caller may pass a Python number to its NumPy type.
+# Maps Metal types to NumPy types. For parameters of these types, the caller may pass a Python number.
 _SCALARS = {metal: dtype for dtype, metal in TYPES.items() if dtype not in ("bfloat16", "complex64")} | {
     **{"half": "float16", "char": "int8", "uchar": "uint8", "short": "int16", "ushort": "uint16", "int": "int32"},
     **{"uint": "uint32", "long": "int64", "ulong": "uint64", "size_t": "uint64", "unsigned int": "uint32"},
@@ -55,7 +55,7 @@ class Unwritten:
     """A buffer for an output of a kernel. Before the kernel runs, floats in it are NaN."""
 
     shape: Sequence[int]
-    dtype: Any  # of MLX or NumPy; it may be structured
+    dtype: Any  # of MLX or NumPy, also a structured one
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Contents:
         return max(1, self.size // max(1, math.prod(shape))) if shape is not None else 1
 
     def is_same(self, other: Contents) -> bool:
-        """Return whether the caller passed the same array for two parameters, which then share one buffer."""
+        """Return whether the caller passed the same array for two parameters. They then share one buffer."""
         return self.like is other.like and isinstance(self.like, mx.array | np.ndarray | Unwritten | bytearray)
 
     def array(self, address: int) -> Any:
@@ -120,7 +120,7 @@ def _filled(array: NDArray[Any], like: Any) -> Contents:
 _FLAGS = ("-DMSL_FLAT", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion")
 
 
-# The contents of a reference or an optional parameter for which the caller passed None: 0 bytes, so any access faults.
+# The contents of a reference or an optional parameter if the caller passed None: 0 bytes, so that any access faults.
 _ABSENT = Contents(0, np.empty(0, np.uint8), b"")
 
 
@@ -129,7 +129,7 @@ def library(source: str | Path, include: Sequence[str | Path] = ()) -> Library:
 
     Args:
         source: the path or the text of a .metal file.
-        include: folders for `#include "..."`, in addition to the file's own.
+        include: folders to search for included files, after the folder of the .metal file.
 
     Raises:
         CompileError: the file cannot be preprocessed, or has no kernels.
@@ -154,7 +154,7 @@ class Library:
         return tuple(self._text.functions)
 
     def template_of(self, name: str) -> str:
-        """Return the name of the template that a kernel instantiates; without a template, the function's name."""
+        """Return the name of a kernel's function or function template, without template arguments."""
         return self._text.functions[name].function.partition("<")[0]
 
     def function(self, name: str, constants: Mapping[int | str, float] | None = None) -> WholeKernel:
@@ -250,18 +250,18 @@ class WholeKernel:
             grid: total threads (not threadgroups) per axis.
             threadgroup: threads per axis of a threadgroup; at most 1,024 in all.
             threadgroup_memory: {n: bytes} for parameters with `[[threadgroup(n)]]`.
-            seed: the order of threads.
+            seed: selects the order of threads.
             build: "spaces", "undefined" or "races".
             lanes: "active" or "all".
             guard: "end", "start" or None.
             time_limit: seconds.
             layout: "any" or "m5".
-            trace: (index of a buffer, offset of a byte). `statistics.writer` then has the last thread that wrote the
-                byte, in the build "races" only.
+            trace: (index of a buffer, offset of a byte). In the build "races", `statistics.writer` then has the last
+                thread that wrote this byte.
 
         Returns:
-            {index: contents} of each buffer that the kernel may write to. The contents are an array with the kind,
-            shape and dtype of the argument, or bytes if the argument was bytes, a bytearray or a number.
+            {index: contents} of each buffer that the kernel may write to. The contents are an array of MLX or
+            NumPy with the argument's shape and dtype, or bytes if the argument was bytes, a bytearray or a number.
 
         Raises:
             EmulatorError: the kernel or its call is wrong; see `errors`.
@@ -397,7 +397,7 @@ class WholeKernel:
         return self._entries[build]
 
     def use(self, build: str, entry: Entry) -> None:
-        """In this build, use an entry point that was compiled together with other kernels; see `Library.prepare`."""
+        """Use `entry` for calls in this build; it was compiled together with other kernels, see `Library.prepare`."""
         self._entries[build] = entry
 
     def _unset(self, error: str) -> LaunchError:
@@ -412,7 +412,7 @@ class WholeKernel:
         return LaunchError(f"kernel '{self.name}' of {self._file} uses an undefined symbol: {error}")
 
     def entry(self, index: int) -> str:
-        """Return the text of the entry point `msl_entry_INDEX`: a C function that calls the kernel with buffers."""
+        """Return the text of the entry point `msl_entry_INDEX`: a C function that calls the kernel."""
         arguments, place, memory = [], 0, 0
         for one in self.parameters:
             if one.role == "attribute":
@@ -433,8 +433,8 @@ class WholeKernel:
             else:
                 arguments.append(f"msl_{'reference' if one.is_reference else 'pointer'}{{{value}}}")
             place += 1
-        # C++ must deduce template arguments from the types of the arguments only if the file does not give them
-        # (`is_typed`). All other kernels are called through a function pointer, which prevents the deduction.
+        # If the file instantiates a template without template arguments (`is_typed`), C++ deduces these from the types
+        # of the call's arguments. All other kernels are called through a function pointer, which prevents deduction.
         function, pointed = self._function.function, ""
         if not self._function.is_typed:
             pointed, function = f"  decltype({function})* msl_function = {function};\n", "msl_function"
@@ -485,7 +485,7 @@ class CompiledKernel:
 
     name: str
     others: tuple[str, ...] = ()  # the names of the template's other instantiations
-    error: str = ""  # why the kernel does not compile, with lines; empty if it compiles in every build
+    error: str = ""  # clang's errors; empty if the kernel compiles in every build
 
 
 def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[CompiledKernel]:
@@ -540,7 +540,7 @@ def address_space_notes(file: Path, folders: Sequence[Path] = ()) -> tuple[Findi
 
     The kernels of a .metal file run with one memory for all address spaces, so a run cannot find these errors. This
     function only compiles the file, with separate address spaces. The errors become notes, not mistakes, because clang
-    also refuses valid calls: those of member functions of objects that are not in the address space `thread`.
+    also refuses valid code: calls of a member function of an object outside the address space `thread`.
     """
     text = place_threadgroup_memory(file.read_text(encoding="utf-8", errors="replace"))
     head = f'#include <msl/all.h>\n#line 1 "{file.name}"\n'

@@ -6,9 +6,10 @@ draw one token. This is the order of Hugging Face transformers; vLLM applies min
 random number u in [0, 1) for the draw, so that the same seed gives the same text on every backend.
 
 Ranks (processes that share a model) send logits to each other: slices of the vocabulary with tensor parallelism, whole
-rows in a pipeline. If a pass needs only the k largest logits of each row (`Batch.best`), ranks send only these
-(`packed`), if that takes fewer bytes (`packs`). The receiver sets all other columns to a smaller value (`unpacked`), so
-the k largest logits of the row are correct. Equal logits are ranked by column, lowest first, as in `largest`.
+rows in a pipeline. If a pass needs only the k largest logits of each row (`Batch.best`), and these and their columns
+take fewer bytes than the row (`packs`), ranks send only these (`packed`). The receiver sets all other columns to a
+smaller value (`unpacked`), so the k largest logits of the row are correct. Equal logits are ranked by column, lowest
+first, as in `largest`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Draw:
         recent: all earlier tokens, for the penalties: the prompt, then the generated tokens.
         u: a random number in [0, 1), which selects one of the tokens that the options keep.
         n_prompt: number of tokens of the prompt, which the frequency and presence penalties do not count.
-        mask: (V,) True for each token that the constraint allows, at least one; None without a constraint.
+        mask: (V,) True for each token that the constraint allows; at least one is True. None without a constraint.
     """
 
     sampling: Sampling
@@ -112,7 +113,7 @@ def penalize_generated(logits: np.ndarray, generated: Sequence[int], frequency: 
 
 def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     """Return (V,) float64 probabilities, 0 for tokens that are filtered out. The temperature must be > 0."""
-    # Subtract the maximum before dividing: a tiny temperature then gives 0 for the other tokens, not NaN.
+    # Subtract the maximum before dividing: with a tiny temperature, p is then 0 for smaller logits, not NaN.
     with np.errstate(over="ignore", under="ignore"):
         p = np.exp((logits.astype(np.float64) - logits.max()) / sampling.temperature)
     order = largest(p, len(p) if sampling.top_k is None else sampling.top_k)
@@ -129,11 +130,11 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def largest(values: np.ndarray, n: int) -> np.ndarray:
-    """Return the indices of the n >= 1 largest of (V,) values, largest first; of equal ones, the lowest index first."""
+    """Return the indices of the n >= 1 largest of (V,) values, largest first, equal values in order of index."""
     if n >= len(values):
         return np.argsort(-values, kind="stable")
     # Sorting a whole vocabulary takes milliseconds. So sort only the values that are at least `least`, the n-th largest
-    # of the groups' maxima. At least n values reach `least`, so the n largest values are among them.
+    # of the groups' maxima. At least n values are that large, so the n largest values are among them.
     maxima = _maxima(values)
     maxima = maxima if n <= len(maxima) else values
     least = np.partition(maxima, len(maxima) - n)[len(maxima) - n]
@@ -163,10 +164,10 @@ def packs(k: int | None, n: int) -> bool:
 
 
 def packed(logits: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-    """Return (R, 2, k): the k largest of a rank's logits (R, N), and their columns as float32, exact below 2**24.
+    """Return (R, 2, k) for a rank's logits, R rows of N columns: the k largest of each row, then their columns.
 
-    If the rank has fewer than k columns, the remaining items are minus infinity. If a row has a value that is not
-    finite, the first item of its result is NaN.
+    Columns are float32, which is exact below 2**24. If N is less than k, the remaining items are minus infinity. If a
+    row has a value that is not finite, the first logit of its result is NaN.
     """
     found = np.full((len(logits), 2, k), -np.inf, dtype=np.float32)
     for row, out in zip(logits, found, strict=True):

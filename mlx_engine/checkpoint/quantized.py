@@ -45,7 +45,7 @@ class QuantConfig:
         self.where, self.values = where, values
 
     def expect(self, key: str, *allowed: object) -> Any:
-        """Return a setting, or `allowed[0]` if it is absent; raise UnsupportedConfigError if it is not in `allowed`."""
+        """Return a setting, by default `allowed[0]`; raise UnsupportedConfigError if its value is not in `allowed`."""
         value = self.values.get(key, allowed[0])
         if not isinstance(value, str | int | float | None) or value not in allowed:
             raise self.error(key, " or ".join(map(repr, allowed)), value)
@@ -63,7 +63,7 @@ class QuantConfig:
 
 
 def quant_method(values: Mapping[str, object]) -> str | None:
-    """Return the method of a `quantization_config`; None if it has none, as in folders that MLX has quantised."""
+    """Return the method of a `quantization_config`; None if it names none, as in folders of MLX."""
     # Before release 4.34, transformers did not write the name of the method for bitsandbytes.
     is_old = any(key.startswith(("load_in_", "bnb_")) for key in values)
     method = values.get("quant_method", "bitsandbytes" if is_old else None)
@@ -180,8 +180,7 @@ class Groups:
 def fields(words: NDArray[np.int32], bits: int, order: tuple[int, ...] | None = None) -> NDArray[np.int16]:
     """Split 32-bit words (n, m) into fields of `bits` bits; return them as numbers >= 0, (n, m * 32 / bits) int16.
 
-    Field 0 of a word has the lowest bits. If `order` is None, the fields are returned in this order; else number i of a
-    word is its field `order[i]`.
+    Field 0 of a word has the lowest bits. Number i of a word is its field `order[i]`, or field i if `order` is None.
     """
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     if order is not None:
@@ -263,8 +262,9 @@ def gptq_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     The group g of column k is `g_idx[k]`, or `k // group_size` if there is no `g_idx`. `qweight` (K * bits / 32, N)
     int32 packs the quants of 32 / bits columns into a 32-bit word, the first in the lowest bits. `scales` is (G, N).
     `qzeros` (G, N * bits / 32) packs zero points in the same way, along N. The format "gptq_v2" stores zero points,
-    "gptq" stores zero points minus 1. In "gptq", a zero point of 0 minus 1 has borrowed from the next field of its
-    word. So 1 is added to all fields of a word in one 32-bit addition, as in GPTQModel: its carries undo the borrows.
+    "gptq" stores zero points minus 1. In "gptq", a zero point of 0 is stored as -1, which has borrowed 1 from the
+    next field of the word. So 1 is added to all fields of a word in one 32-bit addition, as in GPTQModel: the carries
+    undo the borrows.
 
     Source: `QuantLinear.pack` and `forward`, github.com/AutoGPTQ/AutoGPTQ,
     auto_gptq/nn_modules/qlinear/qlinear_cuda.py; `convert_gptq_v1_to_v2_format_module`,
@@ -316,8 +316,7 @@ def mxfp4_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 
     NAME_blocks (experts, N, K / 32, 16) has the quants of groups of 32 weights, two per byte, the even one in the low
     half. NAME_scales (experts, N, K / 32) has an exponent e per group, for the scale 2**(e - 127). The weight (experts,
-    N, K) keeps the name NAME_blocks, to tell it from the tensor NAME of folders that are not quantised, whose axes have
-    another order.
+    N, K) is named NAME_blocks, because folders that are not quantised have a tensor NAME with another order of axes.
 
     Source: `convert_moe_packed_tensors`, Hugging Face transformers, integrations/mxfp4.py.
     """
@@ -415,7 +414,7 @@ _COMPRESSED_OPTIONAL = ("weight_zero_point", "weight_g_idx", "input_scale", "inp
 
 
 def compressed_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
-    """Find the layers of compressed-tensors: FP8, or integers with a scale per row, group of columns or matrix.
+    """Find the layers of compressed-tensors: FP8 or integers, with scales.
 
     For integers, `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`. The group g of column k is `weight_g_idx[k]`,
     or `k // (K / G)` if this tensor is absent.
@@ -423,8 +422,8 @@ def compressed_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     - "float-quantized" stores `weight` as F8_E4M3 (see `fp8_layers`).
     - "pack-quantized" stores 4- or 8-bit integers plus 2**(bits - 1) as `weight_packed` (N, K * bits / 32) I32, the
       first column in the lowest bits, and (N, K) as `weight_shape`.
-    `weight_scale` is (N, G), (N, 1) or one number. Asymmetric weights have `weight_zero_point`: I8 of the scales'
-    shape, or I32, packed like `weight_packed` but along N. If this tensor is absent, zero points are 0.
+    For integers, `weight_scale` is (N, G), (N, 1) or one number. Asymmetric weights have `weight_zero_point`: I8 of the
+    scales' shape, or I32, packed like `weight_packed` but along N. If this tensor is absent, zero points are 0.
 
     Source: github.com/vllm-project/compressed-tensors, src/compressed_tensors/compressors.
     """

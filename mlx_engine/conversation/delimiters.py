@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mlx_engine.kernels.cached import cached_property
 
-# A prompt ends with an opening marker if the marker is among its last TAIL tokens and only white space follows.
+# How many of a prompt's last tokens are decoded to find out whether the prompt ends with an opening marker.
 TAIL = 16
 
 
@@ -177,7 +177,7 @@ def literal(*texts: str) -> str:
 
 
 def marked(pattern: str, special: Collection[str]) -> str:
-    """Return the expression for marked text: a control token in `special` matches only if a mark precedes it."""
+    """Return the expression for marked text: a control token in `special` matches only after MARK."""
     written = [text for text in special if text and re.escape(text) in pattern]
     if not written:
         return pattern

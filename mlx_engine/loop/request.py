@@ -54,7 +54,8 @@ class Request:
         is_hidden: whether the request's passes return hidden states in place of logits. Such a request generates no
             tokens.
         metrics: the times of the passes of the first answer.
-        match: the prefix cache's match of the prompt, without pages; None before admission and without a prefix cache.
+        match: the prefix cache's match of the prompt, with its `pages` and `state` removed; None before admission and
+            without a prefix cache.
         n_cached: number of tokens of the prompt that were taken from the prefix cache.
         n_from_disk: number of these cached tokens that were read from files.
         n_prefilled: the largest number of tokens of the prompt that were in the KV cache so far. A preemption (the loss
@@ -110,12 +111,12 @@ class Request:
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs] | None:
-        """The log-probabilities so far of the prompt's tokens, from its second token on; None if not wanted."""
+        """The log-probabilities computed so far, from the prompt's second token on; None if not wanted."""
         return list(self.reader.tokens) if isinstance(self.reader, PromptLogprobs) else None
 
     @property
     def longest(self) -> int:
-        """The largest number of tokens in the KV cache of an answer. No pass runs the last token of an answer."""
+        """The most tokens of prompt and answer in the KV cache: all but the last one, which no pass runs."""
         return len(self.prompt_ids) + max(1, *(output.max_tokens for output in self.outputs)) - 1
 
 
@@ -130,7 +131,7 @@ class Sequence:
         parallel: the samplers of the request's other outputs (parallel samples). After the pass with the last token of
             the prompt, each of them gets its own sequence.
         seconds: the time of the passes that have run tokens of this sequence since its last new token.
-        share: this sequence's part of `seconds`.
+        share: this sequence's part of `seconds`, by its share of the tokens in each pass.
         draft: the state of speculation in this sequence; None before the first proposal.
         hidden: the hidden states of the last tokens, for a drafter that reads them. Each item has the position of the
             first of n tokens, and the hidden states (n, D) of these tokens.
@@ -214,18 +215,18 @@ class ScheduledChunk:
         samplers: the samplers that choose a token from the logits of the chunk's last unread token. The first one is
             the sequence's own sampler. Empty if the sequence has more unread tokens after the chunk, or if the request
             reads hidden states.
-        row: the row of the chunk's last unread token, an index of the rows (logits or hidden states) that the pass
-            returns.
+        row: an index into the rows (logits or hidden states) that the pass returns: the row of the chunk's last unread
+            token.
         n_wanted: the pass returns a row for each of the chunk's last `n_wanted` tokens.
         n_read: the request's reader gets the rows of the chunk's last `n_read` tokens.
         first: the position of the chunk's first token.
         choices: the chosen tokens, one per sampler; empty until they have been chosen.
         error: why no token could be chosen, or None.
-        proposed: the tokens that the drafter named `drafter` proposes after the unread token. The pass returns a row
-            for each of them.
+        proposed: the tokens that the drafter named `drafter` proposes after the last unread token. The pass returns a
+            row for each of them.
         hidden: the hidden states (n, D) of the tokens, if a drafter reads them.
-        logits: the logits of the pass if tokens are proposed. They are kept because all tokens but the first are chosen
-            after the pass has been settled.
+        logits: the logits of the pass if tokens are proposed. They are kept because the tokens after the first one
+            are chosen only when the pass has been settled.
     """
 
     sequence: Sequence

@@ -1,7 +1,7 @@
 """Helium 1.
 
 Reference: Hugging Face transformers, models/helium. Difference from Llama: in folders, rotary pairs are the rows
-(2j, 2j + 1), as in GGUF files of "llama", the architecture of Helium's GGUF files.
+(2j, 2j + 1), as in GGUF files. The architecture of Helium's GGUF files is "llama".
 """
 
 from __future__ import annotations

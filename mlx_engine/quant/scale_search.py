@@ -5,7 +5,7 @@ unknowns. For a fixed scale and minimum, the best quants follow by rounding. The
 trial scales, solves the least-squares problem for each, and keeps the best solution. For types with minima, it then
 rounds the weights with this solution, and solves the problem again. In K-quants, scales and minima are finally rounded
 to integers times the block's factors. The neighbouring integers are tried, too, because they can give a smaller error.
-A weight that is NaN or infinite raises ValueError.
+If a weight is NaN or infinite, ValueError is raised.
 
 Arrays have one column per group: (weights of a group, groups). A sum over a group adds the rows one by one, in an order
 that does not depend on the vector width of the processor, so the same weights give the same bytes everywhere. The
@@ -33,15 +33,16 @@ SUBNORMALS, SUBNORMAL_STEP = np.float32(2.0**-14), np.float32(2.0**-24)
 # The largest 6-bit scale or minimum of a group in Q4_K and Q5_K.
 MOST = np.float32(63)
 ZERO, ONE = np.float32(0), np.float32(1)
-# A trial scale divides the range of a group into `n + trial` steps, for each `trial` in `TRIALS`; n is the largest
-# magnitude of a quant. With more steps, small weights are rounded better, but the largest ones are clipped. With trials
-# between -1 and 1 only, the errors of normally distributed weights would be 1 to 3 % larger.
+# For each `trial` in `TRIALS`, a trial scale is the range of a group divided by `n + trial`, where n is the largest
+# magnitude of a quant. For types without minima, the range is the largest magnitude of a weight. With smaller scales,
+# small weights are rounded better, but the largest ones are clipped. With trials between -1 and 1 only, the errors of
+# normally distributed weights would be 1 to 3 % larger.
 TRIALS = np.arange(-8, 9, dtype=np.float32) / np.float32(5)
 
 
 @dataclass(frozen=True)
 class Affine:
-    """Blocks of groups with `weight = d * scale * quant - dmin * minimum`.
+    """n blocks of groups of weights: `weight = d * scale * quant - dmin * minimum`.
 
     `d` and `dmin` are float16 (n,). `scales` and `minima` are uint8 (n, groups). `quants` are uint8 (n, groups, weights
     of a group).
@@ -56,7 +57,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class Symmetric:
-    """Blocks of groups with `weight = d * scale * quant`. Shapes are as in `Affine`; `scales` and `quants` are int8."""
+    """n blocks of groups: `weight = d * scale * quant`. Shapes are as in `Affine`; `scales` and `quants` are int8."""
 
     d: NDArray[np.float16]
     scales: NDArray[np.int8]

@@ -4,8 +4,8 @@ Any web page can make the browser send requests to a server on the user's machin
 
 - Origin: browsers add this header to all requests except some GET requests. A request with another page's origin is
   refused. This includes preflight requests, with which a browser asks whether the page may send a request.
-- Content-Type: without a preflight request, a page can send a body as plain text, but not as JSON. So every body must
-  be declared as JSON.
+- Content-Type: without a preflight request, a page can send a body as plain text, but not as JSON. So the body of every
+  POST request must be declared as JSON.
 - Host: if a GET request has no Origin, a page can read the reply only by DNS rebinding: the attacker changes the DNS
   entry of the page's host to the server's address, so that the browser treats page and server as one site. The header
   Host then has the name of the page's host, which is no name of this server.

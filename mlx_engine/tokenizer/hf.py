@@ -4,7 +4,7 @@ The tokenizers library encodes with the file's own normaliser and pre-tokenizer.
 files. The decoder in the file is read only to find the algorithm, and whether a leading space is removed.
 
 The library reads and runs a `tokenizer.json` in a sandbox process (`sandbox`) with limits of time and memory. A damaged
-file may cause a Rust panic, or an allocation of gigabytes, which aborts the process. Its regular expressions may
+file may cause a Rust panic, or allocate gigabytes, so that the process aborts. Its regular expressions may
 backtrack for minutes, and cannot be interrupted. A tokenizer of 151,643 tokens loads in 300 ms, of which 65 ms are the
 start of the process. Each encoding takes 0.1 ms longer than without the sandbox. Tokenizers of GGUF files are built
 from known parts, and run in the engine's process.
@@ -167,7 +167,7 @@ class Loaded:
         special: maps the id of each added token, in decimal, to whether the token is special.
         parts: normaliser, pre-tokenizer and decoder, each as JSON, or None.
         unknown: the token for unknown characters; None if there is none.
-        first: the first id that the post-processor adds to an empty text, in a list; empty if there is none.
+        first: a list of the first id that the post-processor adds to an empty text; empty if it adds none.
         last: the ids that the post-processor adds after a text.
         trims: whether any added token also matches the white space around it.
         byte_fallback: whether unknown characters are encoded as tokens of their bytes.
@@ -189,7 +189,7 @@ class Loaded:
         return dict(zip(self.tokens, self.numbers, strict=True))
 
     def steps(self, index: int) -> list[dict[str, Any]]:
-        """Return the steps of a part: 0 is the normaliser, 1 the pre-tokenizer, 2 the decoder."""
+        """Return the steps of `parts[index]`: 0 is the normaliser, 1 the pre-tokenizer, 2 the decoder."""
         part = self.parts[index]
         if part is None:
             return []
@@ -296,7 +296,7 @@ class _FolderConfig:
         )
 
     def add_bos(self, is_first: bool) -> bool:
-        """Return the setting `add_bos_token`; without it, `is_first`: whether the post-processor adds a BOS."""
+        """Return the setting `add_bos_token`; if it is absent, return `is_first` (the post-processor adds a BOS)."""
         asked = self._tokenizer_config.get("add_bos_token")
         return asked if isinstance(asked, bool) else is_first
 
@@ -313,7 +313,7 @@ class _FolderConfig:
 
     @property
     def chat_template(self) -> str | None:
-        """The template in chat_template.jinja or else tokenizer_config.json; of several, the one named `default`."""
+        """The text of chat_template.jinja; without this file, the (default) template of tokenizer_config.json."""
         path = self.folder / "chat_template.jinja"
         if path.exists():
             return _read(path, MAX_TEMPLATE_BYTES).replace("\r\n", "\n")

@@ -2,7 +2,8 @@
 
 A row is the key or the value of one head and token. Rows are rounded when they are written, and attention converts
 stored rows to float32. So the bits of an output depend only on the stored numbers, and not on which keys are new in the
-pass. Rounding is bit-identical to `mlx_engine/quant` (nearest even; Q8_0 as in ggml).
+pass. Stored rows are bit-identical to those of `mlx_engine/quant`: floats are rounded to the nearest, ties to even, and
+Q8_0 blocks are made as in ggml.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..products.tile import Read, dots_of, weighted_of
 
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _F16, _F32 = ir.HalfType(), ir.FloatType()
-# Elements and bytes of a Q8_0 block: a float16 scale, then signed bytes.
+# The number of elements and of bytes of a Q8_0 block, which has a float16 scale, then 32 quants of one signed byte.
 _BLOCK, _BLOCK_BYTES = 32, 34
 _INFINITE = 0x7F800000
 
@@ -41,7 +42,7 @@ def _ints(kind: Any, value: int) -> Any:
 
 
 def _row_at(builder: Any, row: Any, at: Any, kind: Any) -> Any:
-    """Load a value of type `kind`, a vector or a number, that begins at byte `at` of a row."""
+    """Generate the load of a value of type `kind`, a vector or a number, from byte `at` of a row on."""
     loaded = builder.load(builder.bitcast(builder.gep(row, [at]), kind.as_pointer()))
     loaded.align = 1
     return loaded
@@ -73,7 +74,7 @@ def read_q8_0(builder: Any, row: Any, column: Any, kind: Any) -> Any:
     n, in_block = kind.count, builder.and_(column, _number(_BLOCK - 1))
     at = builder.mul(builder.udiv(column, _number(_BLOCK)), _number(_BLOCK_BYTES))
     half = _row_at(builder, row, at, _I16)
-    # The scale is copied to all lanes before the conversion, because processors convert whole vectors.
+    # The scale is copied to all lanes before the conversion, because x86-64's F16C converts only vectors.
     scale = builder.fpext(builder.bitcast(everywhere(builder, half, n), ir.VectorType(_F16, n)), kind)
     quants = _row_at(builder, row, builder.add(builder.add(at, in_block), _number(2)), ir.VectorType(_I8, n))
     return builder.fmul(scale, builder.sitofp(builder.sext(quants, ir.VectorType(_I32, n)), kind))
@@ -134,14 +135,17 @@ def _put_bf16(typing: Any, address: Any, x: Any) -> Any:
 
 @intrinsic
 def _put_q8_0(typing: Any, address: Any, x: Any) -> Any:
-    """Quantise the 32 floats at address `x` to a Q8_0 block at `address`; quotients that are not finite become 0."""
+    """Quantise the 32 floats at address `x` to a Q8_0 block at `address`.
+
+    If the product of an element and 1 / scale is not finite, its quant is 0.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         wide, vectors = ir.VectorType(_I32, _BLOCK), ir.VectorType(_F32, _BLOCK)
         bits = _load(builder, args[1], wide)
         sizes = builder.and_(bits, _ints(wide, 0x7FFFFFFF))
-        # Without the sign, as integers, the bits of NaN are larger than the bits of infinity, which are larger than the
-        # bits of all numbers. So `top` is NaN if an element is NaN.
+        # Read as integers without the sign bit, NaN is larger than infinity, and infinity is larger than all finite
+        # numbers. So `top` is NaN if an element is NaN.
         top = call_llvm(builder, f"llvm.vector.reduce.umax.v{_BLOCK}i32", _I32, [sizes])
         scale = builder.fdiv(builder.bitcast(top, _F32), ir.Constant(_F32, 127.0))
         nothing = ir.Constant(_F32, 0.0)
@@ -173,7 +177,7 @@ def row_bytes(kind: int, width: int) -> int:
 
 @jit
 def put_row(kind: int, x: int, width: int, row: int) -> None:
-    """Convert `width` floats at address `x` to a row of type `kind` at address `row`; `kind` is not float32."""
+    """Convert `width` floats at address `x` to a row of type `kind` (not KV_F32), and write it to address `row`."""
     if kind == KV_F16:
         for e in range(0, width, LANES):
             _put_f16(row + 2 * e, x + 4 * e)
@@ -187,7 +191,7 @@ def put_row(kind: int, x: int, width: int, row: int) -> None:
 
 @jit
 def expand_rows(kind: int, rows: int, n: int, out: int) -> None:
-    """Expand whole rows with n elements in total to floats at address `out`; `kind` is not float32."""
+    """Convert whole rows of type `kind` (not KV_F32) at address `rows`, in all n elements, to floats at `out`."""
     to = floats(out)
     if kind == KV_F16:
         for e in range(0, n, LANES):
