@@ -216,7 +216,7 @@ def _quants_32(bits: int, scale: str) -> Any:
 
 
 def _packed(bits: int, scale: str) -> Any:
-    """Return the function that loads quants 32 p to 32 p + 31 for `eight_rows`: if of 4 bits, two per byte, else one."""
+    """Make the function that loads quants 32 p to 32 p + 31 for `eight_rows`: 4-bit quants packed, others in bytes."""
     quants_at = 2 * SCALE_BYTES[scale]
 
     @jit

@@ -210,7 +210,7 @@ class MlxBackend(Backend):
         return found
 
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
-        """For each sequence, call MLX's `scaled_dot_product_attention` or, if scores have a soft cap, `_capped_attention`.
+        """Call MLX's `scaled_dot_product_attention` per sequence or, if scores have a soft cap, `_capped_attention`.
 
         Adjacent pages are read in place; others are copied. Keys and values of another type than the activations are
         copied and converted.
