@@ -53,7 +53,7 @@ def defined_at(header: str, name: str) -> int:
 
 
 def recursive(ir: str, names: Iterable[str]) -> str | None:
-    """If a function of `names` calls itself in the LLVM IR of a unit, return its name; otherwise return None."""
+    """If a function of `names` calls itself in the LLVM IR of a translation unit, return its name, otherwise None."""
     pieces = _FUNCTION.split(ir)
     calls = {name: set(_CALL.findall(body)) for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
     for mangled in _in_cycles(calls):
@@ -149,12 +149,12 @@ class KernelText:
         )
 
     def generated(self, instance: Instance) -> str:
-        """Return the text that MLX compiles, without its preamble."""
+        """Return the text that MLX compiles, without MLX's preamble."""
         return self.signature(instance).text(self.header, self.source)
 
 
 def _input_of(spec: InputSpec) -> Input:
-    """Return the signature's input for an array, or for a pair of shape and dtype."""
+    """Return the `Input` that describes an array, or a pair of shape and dtype."""
     if isinstance(spec, Input):
         return spec
     shape, dtype = spec if isinstance(spec, tuple) else (spec.shape, spec.dtype)
@@ -205,8 +205,9 @@ def _refuse_recursion(wanted: Sequence[tuple[KernelText, Instance]], parts: Sequ
 LANES = ("active", "all")
 # Values of `layout`, the layout of cooperative tensors: any layout, chosen by the seed, or the layout of an M5.
 LAYOUTS = ("any", "m5")
-# The bytes that may fill threadgroup memory before a run: NaN, or numbers that are large in every type. The seed and
-# the build choose one of them, so that a result that depends on unwritten memory differs between runs.
+# The bytes that may fill threadgroup memory before a run. In every float type, 0xFF gives NaN, and the others numbers
+# of large magnitude. The seed and the build choose one of these bytes, so that a result that depends on unwritten
+# memory differs between runs.
 POISONS = (0xFF, 0x7B, 0xFB)
 TIME_LIMIT = 10.0  # the default limit of a threadgroup in seconds of CPU time
 _MATH_MODES = ("safe", "relaxed", "fast")
@@ -284,17 +285,17 @@ class MetalKernel:
             build: which checks are made. All builds check bounds, convergence, alignment and address spaces. "spaces"
                 makes no further checks. "undefined" also checks for undefined behaviour such as overflow. "races" also
                 checks for data races, checks bounds to the byte, and is several times slower.
-            lanes: "active": SIMD-group operations are over the lanes that reach them, as in Metal. Reading another lane
-                is an error, except in a shift such as `simd_shuffle_down`, because tree reductions read such lanes but
-                do not use the values: the shift returns NaN and sets `statistics.undefined`. "all": all 32 lanes must
-                reach the operation, as CUDA requires.
+            lanes: "active": SIMD-group operations are over the lanes that reach them, as in Metal. Reading a lane that
+                does not reach the operation is an error. Only a shift such as `simd_shuffle_down` may read it, because
+                tree reductions do this and do not use the value: the shift returns NaN and sets
+                `statistics.undefined`. "all": all 32 lanes must reach the operation, as CUDA requires.
             suffixes: refuse floating-point literals without a suffix, which are doubles in CUDA and floats in Metal.
             guard: whether unmapped memory is adjacent to the "end" or the "start" of buffers; by default "end" for even
                 seeds and "start" for odd seeds.
             print_from: position in the grid of the thread whose `os_log_default.log("x = %f", x)` is printed.
             time_limit: seconds of CPU time after which a threadgroup is reported as not ending.
             trace: an output's name and the flat index of an element. After the call, `statistics.writer` has the last
-                thread that wrote the element, and the line. Only in the build "races".
+                thread that wrote the element, and the line of this write. Only in the build "races".
             layout: which thread has which element of a cooperative tensor. "any": the seed decides, because Metal does
                 not define the layout; setting elements without querying their index is an error. "m5": as on an M5.
 
@@ -430,7 +431,7 @@ def _check_arrays(
 
 
 def _traced(text: KernelText, trace: tuple[str, int], dtypes: Sequence[Any], build: str) -> tuple[int, int]:
-    """Return the output's number and the element's offset in bytes; raise LaunchError if `trace` is invalid."""
+    """Return the output's index and the element's offset in bytes; raise LaunchError if `trace` is invalid."""
     name, index = trace
     if name not in text.output_names or index < 0 or build != "races":
         outputs = ", ".join(text.output_names)

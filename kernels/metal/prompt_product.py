@@ -29,7 +29,7 @@ PromptMatrix = StoredMatrix | AffineMatrix
 
 
 def prompt_product(x: mx.array, weight: PromptMatrix) -> mx.array:
-    """Compute `x @ weight.T`, (V, N) of x's type, for x (V, K) of float16 or bfloat16, with any number V of vectors.
+    """Return `x @ weight.T`, (V, N), for V vectors x (V, K) of float16 or bfloat16. The result has the type of x.
 
     Raises:
         ValueError: x has a wrong shape or type.
@@ -56,17 +56,17 @@ def product(name: str, kernel: Kernel, x: mx.array, weight: PromptMatrix, tile: 
 
 
 def grid(n_rows: int, vectors: int) -> tuple[Size, Size]:
-    """Return the grid and the threadgroup; group (i, j) begins at row 64 i, vector 64 j."""
+    """Return the sizes of the grid and of a threadgroup; threadgroup (i, j) begins at row 64 i and vector 64 j."""
     return (-(-n_rows // TILE) * THREADS, -(-vectors // TILE), 1), (THREADS, 1, 1)
 
 
 def reference(x: mx.array, weight: PromptMatrix) -> Expected:
-    """Return the expected result in float64, with the error bound of the sums and of rounding to x's type."""
+    """Return the expected result in float64, with a bound for the errors of the sums and of rounding to x's type."""
     return rounded_product(x, weight, mx.float16 if x.dtype == mx.float16 else mx.float32)
 
 
 def rounded_product(x: mx.array, weight: PromptMatrix, tile: mx.Dtype) -> Expected:
-    """Return the product in float64, with weights rounded to the type `tile`, and the error bound."""
+    """Round the weights to the type `tile`; return the product in float64, and the error bound."""
     with mx.stream(mx.cpu):
         vectors, weights = (wide(part.astype(mx.float32)) for part in (x, weight.dequantized().astype(tile)))
     y = vectors @ weights.T

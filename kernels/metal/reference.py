@@ -1,8 +1,8 @@
 """Functions for the `reference` of each Metal kernel: expected results in float64, with error bounds.
 
-A bound is a number of roundings times `EPSILON` times the sum of the absolute terms of a dot product. In the worst case
-a term is rounded in each addition that it passes through. Bounds allow fewer roundings, because roundings of random
-numbers partly cancel.
+A bound is a number of roundings times `EPSILON` times the sum of the absolute terms of a dot product. In the worst
+case, this number is the number of additions that a term passes through, because each of them rounds. The bounds here
+allow fewer roundings, because roundings of random numbers partly cancel.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .layout import StoredMatrix, expanded
 # The largest relative error of rounding to float32: half of NumPy's epsilon.
 EPSILON = 2.0**-24
 # Roundings allowed in kernels whose lanes share a row. If eight lanes share a row, a term passes through up to 15
-# additions in its group of 16 columns, one for each later group of its lane, and a few that add the sums of lanes and
-# of segments of the columns (products.h.metal).
+# additions in its group of 16 columns, and then through one for each later group of its lane. A few more add the sums
+# of the lanes, and of the segments into which the columns are cut (products.h.metal).
 PRODUCT = 4
 # Roundings allowed in kernels where one thread or a matrix unit sums a row. If a kernel first sums blocks of 32
 # columns, a term passes through up to 32 + K / 32 additions. In the prompt kernels, which have no such blocks, a term
 # passes through up to K additions.
 SEQUENTIAL = 8
-# Roundings of the factor of an RMSNorm: 3 + 2. The sum of squares has 4, the division by K one, the addition of epsilon
-# one; the square root halves these 6. `rsqrt` itself has 2.
+# Roundings allowed in the factor of an RMSNorm, `rsqrt(mean(x**2) + eps)`: 3 + 2. The sum of squares has 4, the
+# division by K one, the addition of epsilon one; the square root halves these 6. `rsqrt` itself has 2.
 FACTOR = 5
 
 Floats = NDArray[np.float64]
@@ -62,9 +62,9 @@ def normed_products(
 ) -> Expected:
     """Return the product of a matrix with the RMSNorm of x.
 
-    In addition to the product's roundings, the bound allows one of `x * norm_weight`, those of the norm's factor, and
-    one of the multiplication by the factor. With `factors`, x has already been multiplied by the norm weight, and only
-    one rounding is added.
+    In addition to the product's roundings, the bound allows one for `x * norm_weight`, those of the norm's factor, and
+    one for the multiplication by the factor. If `factors` (one per row of x) is given, x has already been multiplied by
+    the norm weight; then only the multiplication by the factor adds a rounding.
     """
     if factors is not None:
         return products(wide(x) * wide(factors)[:, None], matrix, PRODUCT + 1)

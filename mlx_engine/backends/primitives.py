@@ -23,8 +23,8 @@ from mlx_engine.quant.weight import Weight
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-# The names of all operations, by kind, in the order of this file and `base.py`. The primitives are the abstract methods
-# of `Primitives`; the decorators below add the other operations.
+# Maps each kind of operation to the names of its operations, in the order of this file and `base.py`. The
+# primitives are the abstract methods of `Primitives`; the decorators below add the other operations.
 OPERATIONS: dict[str, list[str]] = {"primitive": [], "storage": [], "block": [], "dispatch": [], "exchange": []}
 
 
@@ -95,9 +95,9 @@ class Primitives(ABC):
         """Return the output (T, H, P) of the gated delta rule, computed token by token within each sequence.
 
         Axis letters are those of `DeltaRule`. A row of x has queries (G, E), keys (G, E) and values (H, P); beta and
-        step are (T, H). Each query and key is scaled to length 1: `q / sqrt(sum(q**2) + 1e-6)`. Then each value head,
-        with its state M (E, P), and the q and k of its key head (`DeltaRule.key_head`), computes
-        `M *= exp(rate * softplus(step + dt_bias))`, `M += outer(k, sigmoid(beta) * (v - k @ M))`, and its output
+        step are (T, H). Each query and key is scaled to length 1: `q / sqrt(sum(q**2) + 1e-6)`. A value head
+        uses q and k of its key head (`DeltaRule.key_head`). It updates its state M (E, P) by
+        `M *= exp(rate * softplus(step + dt_bias))` and `M += outer(k, sigmoid(beta) * (v - k @ M))`. Then its output is
         `q @ M / sqrt(E)`. The state (H, E, P) is read before each run of consecutive rows, and written after the run:
         see `StateView`.
         """
@@ -107,8 +107,8 @@ class Primitives(ABC):
         """Return the output (T, H, P) of Mamba2's state space, computed token by token within each sequence.
 
         Axis letters are those of `StateSpace`. A row of x has inputs (H, P), B (G, N) and C (G, N); step is (T, H).
-        With `dt = softplus(step + dt_bias)`, each head, with its input x (P,) and its state M (N, P), computes
-        `M = exp(rate * dt) * M + outer(B, dt * x)`, and its output `C @ M + skip * x`. The state (H, N, P) is read
+        With `dt = softplus(step + dt_bias)` and its input x (P,), a head updates its state M (N, P) to
+        `exp(rate * dt) * M + outer(B, dt * x)`. Then its output is `C @ M + skip * x`. The state (H, N, P) is read
         before each run of consecutive rows, and written after the run: see `StateView`.
         """
 
@@ -189,7 +189,7 @@ class Primitives(ABC):
 
     @abstractmethod
     def head_linear(self, x: Array, linear: ExpertLinear) -> Array:
-        """Return (T, H, N): the first K elements of each head of x (T, H, E), times the head's own matrix (N, K)."""
+        """Return (T, H, N): for each head of x (T, H, E), its matrix (N, K) times the head's first K elements."""
 
     @abstractmethod
     def join_heads(self, a: Array, b: Array) -> Array:

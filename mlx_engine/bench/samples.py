@@ -14,7 +14,7 @@ from mlx_engine.errors import OptionError, require
 
 @dataclass(frozen=True)
 class Test:
-    """A test: prefill `n_prompt` tokens, then decode `n_gen`. Before it, `depth` tokens are prefilled, not timed."""
+    """A test: prefill `depth` tokens, not timed; then, timed, prefill `n_prompt` tokens and decode `n_gen`."""
 
     n_prompt: int = 0
     n_gen: int = 0
@@ -43,8 +43,8 @@ class Result:
     """The samples of a test, one per repetition.
 
     Attributes:
-        seconds: the durations of the test.
-        passes: the seconds of all decode passes, a list per repetition.
+        seconds: the duration of each repetition.
+        passes: the durations in seconds of the decode passes, a list per repetition.
         estimated: how the samples were extrapolated, or None if the whole test was measured.
     """
 
@@ -59,7 +59,7 @@ class Result:
         return [self.test.n_tokens / seconds for seconds in self.seconds]
 
     def summary(self) -> dict[str, Any]:
-        """Return mean, standard deviation (n - 1) and median of the rates, and all samples."""
+        """Return mean, standard deviation (with divisor n - 1) and median of the rates, and all samples."""
         rates = self.rates
         return {
             **self.test.numbers,
@@ -100,12 +100,12 @@ def tests_of(
 
 
 def numbers(option: str, texts: list[str] | None, default: list[int]) -> list[int]:
-    """Return the numbers in texts such as `512`, `128,512`, `128-512`, `128-512+128` or `128-512*2`, or the default."""
+    """Return the numbers that texts such as `512`, `128,512`, `128-512+128` or `128-512*2` list, or the default."""
     return [n for text in texts for part in text.split(",") for n in span(option, part)] if texts else default
 
 
 def span(option: str, text: str) -> list[int]:
-    """Parse a number, or a range with a step that is added (+) or multiplied (*)."""
+    """Return the numbers of a text: one, or a range whose step is added (`+`) or multiplied (`*`), by default `+1`."""
     found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?:([+*])(\d{1,9}))?)?", text.strip())
     if found is None:
         message = f"{option}: {text!r} is no list of numbers, such as 1,2,4 or 128-512+128 or 128-512*2"
@@ -145,7 +145,7 @@ ENOUGH = 8
 
 
 def rest(passes: Sequence[float], lengths: Sequence[int]) -> list[float]:
-    """Estimate the seconds of the passes that were not run.
+    """Estimate the durations in seconds of the passes that were not run.
 
     With a KV cache, every length is 1, and the estimate is the mean of the measured passes. Without a cache, a line is
     fitted to the later half of the measured passes, because the first, shorter passes use other kernels. With fewer

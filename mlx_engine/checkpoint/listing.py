@@ -20,7 +20,7 @@ from mlx_engine.quant.weight import Weight
 class TensorRow:
     """One tensor of a listing.
 
-    `type` is the name of the type in GGUF or safetensors; for a matrix that MLX has quantised, the name of its
+    `type` is the name of the type in GGUF or safetensors. If MLX has quantised the tensor, `type` is the name of its
     `GroupType`. `nbytes` is None if a tensor in a folder has a type that this program cannot read.
     """
 
@@ -37,7 +37,7 @@ class TensorRow:
 
 @dataclass(frozen=True)
 class Total:
-    """Totals of several tensors; `nbytes` is None if it is None for one of the tensors."""
+    """Totals of several tensors; `nbytes` is None if `TensorRow.nbytes` is None for one of the tensors."""
 
     n_tensors: int
     n_elements: int
@@ -50,8 +50,8 @@ class Listing:
 
     Attributes:
         format: "GGUF" or "safetensors".
-        header: always file_bytes and n_tensors; for GGUF files and folders also n_metadata; for GGUF files also
-            version, alignment and data_offset.
+        header: numbers by name: file_bytes and n_tensors; for GGUF files and folders also n_metadata; for GGUF files
+            also version, alignment and data_offset.
         metadata: GGUF metadata, in the file's order; for a folder `Checkpoint.settings`; empty for a safetensors file.
         kinds: maps each key of the metadata to the GGUF type of its value; empty for safetensors.
         tensors: in the file's order.
@@ -84,7 +84,7 @@ class Listing:
         )
 
     def select(self, pattern: str | None) -> list[TensorRow]:
-        """Return the tensors whose name contains `pattern`, or matches it if it is a glob; None selects all."""
+        """Return the tensors whose name contains `pattern` or, if `pattern` is a glob, matches it; None selects all."""
         if pattern is None:
             return list(self.tensors)
         if any(sign in pattern for sign in "*?["):
@@ -92,7 +92,7 @@ class Listing:
         return [row for row in self.tensors if pattern in row.name]
 
     def totals(self) -> dict[str, Total]:
-        """Return a map from each tensor type to its totals, and with several types, from "all" to their sums."""
+        """Map each tensor type to its totals and, if there are several types, "all" to the totals of all tensors."""
         groups: dict[str, list[TensorRow]] = {}
         for row in self.tensors:
             groups.setdefault(row.type, []).append(row)
@@ -199,7 +199,7 @@ def summary(listing: Listing) -> dict[str, object]:
 
 
 def _flat(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Return config.json with nested settings on its top level: those of RoPE and of a multimodal model's text part.
+    """Return config.json, with the settings of RoPE and of a multimodal model's text part copied to its top level.
 
     Transformers 5 writes the settings of RoPE to `rope_parameters`. If kinds of layers have different settings, there
     is one mapping per kind; the mapping of full attention is used.

@@ -1,4 +1,4 @@
-"""Format values for people, on one line, or as complete JSON; parse times and sizes."""
+"""Format values on one line for people, or as complete JSON for programs; parse times and sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def print_json(value: object) -> None:
 
 def jsonable(value: Any) -> Any:
     """Convert `value` to JSON types. Numbers that are not finite become null."""
-    if hasattr(value, "tolist"):  # a NumPy value; NumPy is not imported here, because help does not need it
+    if hasattr(value, "tolist"):  # a NumPy value; NumPy is not imported here, because help texts do not need it
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}

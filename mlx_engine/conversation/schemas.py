@@ -67,11 +67,11 @@ def types_in(schema: Any, root: Any, depth: int = 0) -> Types:
 
 
 def json_of(text: str, types: Types | None) -> str:
-    """Convert a value that the model has written without quotes to JSON text.
+    """Return the JSON text of a value that the model has written without quotes.
 
-    If the text is JSON of an allowed type other than string, return this JSON. Python's True, False and None count as
-    JSON. Numbers such as 007 count, too, if `types` has "integer" or "number". Any other text becomes a JSON string. If
-    the text has quotes, they are part of the string. If `types` is None, any type is allowed.
+    If the text is JSON of an allowed type other than string, the result is this JSON. Python's True, False and None
+    count as JSON. Numbers such as 007 count, too, if `types` has "integer" or "number". Any other text becomes a JSON
+    string. If the text has quotes, they are part of the string. If `types` is None, any type is allowed.
     """
     plain = PYTHON_NAMES.get(text.strip(), text.strip())
     try:

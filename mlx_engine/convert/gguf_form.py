@@ -1,10 +1,10 @@
 """Convert a Hugging Face folder to the contents of a GGUF file: metadata, tokenizer and tensors.
 
-The result is verified by reading it back: the result must have all tensors that the architecture's file in `models/`
-requires, and the GGUF metadata must give the same config as the folder.
+The result is then read back to verify it: all tensors that the architecture's file in `models/` requires must exist,
+and the GGUF metadata must give the same config as the folder.
 
 A `tokenizer.json` is converted only if the GGUF file gives every text the same token ids, apart from three differences.
-They are accepted, as in other converters, because GGUF has no keys for them. Unicode normalisation to form C (Qwen) is
+Other converters accept them, too, because GGUF has no keys for them. Unicode normalisation to form C (Qwen) is
 dropped. SPM (SentencePiece's BPE, with scores) does not distinguish U+2581 in a text from a space. Text next to a
 special token may be split differently.
 """
@@ -86,7 +86,7 @@ def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
 
 
 def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, Part]:
-    """Return the tensors of the file by name. Each may join several tensors of the model, as its rows or experts."""
+    """Return the tensors of the file by name. One may join several of the model, such as the experts of a layer."""
     joined: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
         joined.setdefault(tensor.stored("gguf").name, []).append(tensor)
@@ -151,7 +151,8 @@ def check_same(where: str, config: Any, again: Any, format_: str, *, ignored: Se
             raise UnsupportedConfigError(where=where, key=name, expected=expected, found=getattr(config, name))
 
 
-# GGUF keys for end tokens other than `eos`, used for end tokens that readers of GGUF do not recognise by their text.
+# The names, in GGUF keys, of end tokens other than `eos`. The keys are for end tokens that readers of GGUF do not
+# recognise by their text.
 MORE_ENDS = ("eot", "eom")
 
 
@@ -173,7 +174,7 @@ def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
     """Return the vocabulary with the token types that GGUF needs for added tokens.
 
     Readers of GGUF find an added token anywhere in unnormalised text. Raise TokenizerError if the tokenizer finds an
-    added token only in some places, or searches normalised text for an added token of SPM that has U+2581.
+    added token only in some places, or if an SPM tokenizer searches normalised text for an added token with U+2581.
     """
     types = vocabulary.types.copy()
     for added in file["added_tokens"]:
@@ -322,8 +323,8 @@ def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Seq
     """Convert a BPE merge list to SPM scores of all tokens; `normal` are the ids that merges may produce.
 
     BPE merges the adjacent pair of lowest rank. SPM merges the adjacent pair that forms the token of highest score.
-    Both produce the same tokens if this holds for each token that SPM can produce: BPE encodes the token's text
-    as this one token. This is checked here. Proof: let two adjacent tokens form a token T. No merge has crossed the
+    Both produce the same tokens if BPE encodes the text of every token that SPM can produce as this one token. This
+    condition is checked here. Proof: let two adjacent tokens form a token T. No merge has crossed the
     ends of the pair. So when BPE encodes the text of T alone, its last merge joins the same pair. Hence the pairs that
     SPM can merge are in the merge list, and SPM and BPE choose among the same pairs. They choose the same one, because
     tokens whose last merge has a lower rank get a higher score.
@@ -341,8 +342,8 @@ def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Seq
                 f"{where}: expected merges that produce {tokens[i]!r:.40} (id {i:,}) from its text, found none; GGUF's "
                 "scores would produce it; quantise the folder on load instead, with --quant"
             )
-    # Scores are float32, exact up to 2**24. Ranks of merges may be larger, but the number of tokens is not. So the
-    # score is minus the token's place in the order of ranks, not minus the rank.
+    # Scores are float32, which is exact for integers up to 2**24. There may be more merges than that, but not more
+    # tokens. So the score is minus the token's place in the order of ranks, not minus the rank.
     made = sorted((rank, i) for i, rank in last.items() if rank is not None)
     places = {i: place for place, (_, i) in enumerate(made)}
     return [-float(places.get(i, len(made))) for i in range(len(tokens))]

@@ -33,7 +33,7 @@ from mlx_engine.weights.plan import Tensor
 from mlx_engine.weights.stored import TensorLayout
 
 KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
-# Maps names of safetensors types to types. Quants have U32; scales and biases have U8 or a float type.
+# Maps the name of each safetensors type to the type. Quants are U32; scales and biases are U8 or floats.
 STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
 # The tensors of the model that make up one tensor of the new folder, each with its layout in the new folder.
 Held: TypeAlias = Sequence[tuple[Tensor, TensorLayout]]
@@ -49,9 +49,9 @@ class Part:
     Attributes:
         kind: its layer type, such as "attn_q"; "others" if it is never quantised.
         type_before: its type before the conversion.
-        type: its type in the new folder. This is `asked`, if `asked` is given and its group size divides the row
-            length; if not, `type_before`. But if `type_before` is a block type of GGUF, the same values are stored in
-            MLX's groups or in float32.
+        type: its type in the new folder. If `asked` is given and its group size divides the row length, this is
+            `asked`. Otherwise it is `type_before` or, if that is a block type of GGUF, a type of MLX's groups or F32,
+            with the same values.
         asked: the requested type; None if the tensor is to keep its values.
         before: a function that returns the tensor before its conversion.
     """
@@ -131,7 +131,8 @@ def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
     """Return the type of a tensor of the new folder before its conversion.
 
     The type is F32 if the model's tensors in `held` have several types. It is also F32 if the new folder stores values
-    that differ from the model's (`TensorLayout.is_shifted`), unless the source stores the same values.
+    that differ from the model's (`TensorLayout.is_shifted`), unless the source stores the same values
+    as the new folder.
     """
     types = {checkpoint.weight(tensor.stored(checkpoint.naming).name).type for tensor, _ in held}
     if len(types) > 1 or (held[0][1].is_shifted and not _is_as_stored(checkpoint, held)):
@@ -148,7 +149,7 @@ def _is_as_stored(checkpoint: Checkpoint, held: Held) -> bool:
 
 
 def _before(checkpoint: Checkpoint, held: Held) -> Weight:
-    """Read a tensor of the new folder before its conversion: as a whole, or joined from the model's tensors."""
+    """Return a tensor of the new folder before its conversion: read as a whole, or joined from the model's tensors."""
     if _is_as_stored(checkpoint, held):
         return group_weight.in_mlx_order(checkpoint.weight(held[0][0].stored(checkpoint.naming).name))
     weights = [group_weight.in_mlx_order(tensor.weight(checkpoint)) for tensor, _ in held]
@@ -161,7 +162,7 @@ def _before(checkpoint: Checkpoint, held: Held) -> Weight:
 def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], *, tied: bool) -> str:
     """Return the type that is requested for a matrix of the new folder: a key of TARGETS or "keep".
 
-    `kinds` are the layer types of the model's matrices that make up the matrix.
+    `kinds` are the layer types of the model's matrices that make up this matrix.
     """
     found = set[str]()
     for kind in kinds:
@@ -185,12 +186,13 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")
 # mlx-lm's names of the up and down matrices, for experts that have no gate.
 _WITHOUT_GATE = {"up": "fc1", "down": "fc2"}
-# The module of the experts in the name of a tensor in a folder. The text before the match names the module around it.
+# Matches the module of the experts in a tensor's name in a folder. The text before the match is the name of the module
+# that contains the experts' module.
 _EXPERT_LIST = re.compile(r"\.(?:experts|switch_mlp|(?:in|out)put_linear)\.")
 _DENSE = re.compile(r"\.ffn_(gate|up|down)\.weight")
 _SHARED = ".shared_mlp."
 _LAYER = re.compile(r"\.layers\.\d+$")
-# The prefixes of the text model in a multimodal model, and of tensors of transformers' GPT-2.
+# The prefixes in names of tensors: of a multimodal model's text model, of its head, and of GPT-2 in transformers.
 _INNER = re.compile(r"^(?:model\.language_model\.|language_model\.model\.|model\.)")
 _INNER_HEAD = re.compile(r"^(?:language_model\.)?lm_head\.")
 _GPT2 = re.compile(r"^(?:transformer\.|model\.)?")
@@ -245,15 +247,15 @@ def target_type(target: str, stored: GGMLType) -> GroupType:
     return affine(kind, GROUP, stored.name if stored.name in HALVES else "F32")
 
 
-# Maps F16 and BF16 to the NumPy type of their bytes and to the MLX type. Weights of these types are quantised without
-# conversion to float32, as in mlx-lm; all other weights are first converted to float32.
+# Maps F16 and BF16 to the NumPy type in which their bytes are read, and to the MLX type. Weights of these types are
+# quantised without conversion to float32, as in mlx-lm; all other weights are first converted to float32.
 _DTYPES = {"F16": (np.float16, mx.float16), "BF16": (np.uint16, mx.bfloat16)}
 # Weights are quantised in pieces of whole rows, with at most this many weights.
 _PIECE = 1 << 24
 
 
 def quantize(stored: Weight, type_: GroupType) -> GroupWeight:
-    """Quantise a tensor (..., N, K) to this type, by `mx.quantize` on the CPU."""
+    """Quantise a tensor (..., N, K) to `type_`, by `mx.quantize` on the CPU."""
     *outer, columns = stored.shape
     rows = math.prod(outer)
     matrix = stored if len(outer) == 1 else Weight(stored.name, (rows, columns), stored.type, stored.data)
@@ -268,7 +270,7 @@ def quantize(stored: Weight, type_: GroupType) -> GroupWeight:
 
 
 def _values(stored: Weight, step: int) -> Iterator[mx.array]:
-    """Yield `step` rows at a time as MLX arrays."""
+    """Yield the matrix as MLX arrays of `step` rows; the last may have fewer."""
     rows, columns = stored.shape
     if stored.type.name in _DTYPES:
         storage, dtype = _DTYPES[stored.type.name]

@@ -1,7 +1,7 @@
-"""Quantise and dequantise the K-quants, Q2_K to Q6_K.
+"""Dequantise the K-quants, Q2_K to Q6_K; quantise to Q4_K, Q5_K and Q6_K.
 
-A block has 256 weights in groups of 16 or 32. The scale of a group, and its minimum if it has one, are small integers,
-which are multiplied by the float16 factors `d` and `dmin` of the block. In Q2_K, Q4_K and Q5_K,
+A block has 256 weights in groups of 16 or 32. A group has a small integer as its scale and, in some types, another as
+its minimum; `d` and `dmin` are float16 factors of the block. In Q2_K, Q4_K and Q5_K,
 `weight = (d * scale) * q - (dmin * minimum)`. In Q3_K and Q6_K, `weight = (d * scale) * (q - offset)`. Quantising
 raises ValueError if a weight is NaN or infinite.
 
@@ -20,10 +20,10 @@ from mlx_engine.quant.scale_search import affine, symmetric
 
 
 def dequantize_q2_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Dequantise (n, 84) bytes to (n, 256) weights: 16 groups of 16, 2 bits, scale and minimum of 4 bits.
+    """Dequantise (n, 84) bytes to (n, 256) weights: 16 groups of 16, 2-bit quants, 4-bit scales and minima.
 
     A byte of `scales` holds a group's scale in its low half and its minimum in the high one. Each 32 bytes of `qs` hold
-    128 weights: the lowest two bits of each byte are the first 32 weights, the next two bits the next 32, and so on.
+    128 quants: the lowest two bits of each byte are the first 32 quants, the next two bits the next 32, and so on.
     """
     block = blocks.view(layout.Q2_K)[:, 0]
     quants = bit_fields(block["qs"].reshape(-1, 2, 32), 2).reshape(-1, 16, 16).astype(np.float32)
@@ -50,7 +50,7 @@ def dequantize_q3_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def dequantize_q4_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Dequantise (n, 144) bytes to (n, 256) weights: 8 groups of 32, 4 bits, scale and minimum of 6 bits.
+    """Dequantise (n, 144) bytes to (n, 256) weights: 8 groups of 32, 4-bit quants, 6-bit scales and minima.
 
     Each 32 bytes of `qs` hold two groups, the first in the low halves of the bytes.
     """
@@ -67,7 +67,7 @@ def quantize_q4_k(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def dequantize_q5_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Dequantise (n, 176) bytes to (n, 256) weights: 8 groups of 32, 5 bits, scale and minimum of 6 bits.
+    """Dequantise (n, 176) bytes to (n, 256) weights: 8 groups of 32, 5-bit quants, 6-bit scales and minima.
 
     The low four bits are stored as in Q4_K; bit `g` of the 32 bytes `qh` is the fifth bit of the weights of group `g`.
     """

@@ -79,7 +79,7 @@ class ModelConfig(Protocol):
 
 
 class ExtraLayer(Protocol):
-    """A layer of multi-token prediction (MTP): predict the next token from a token and its predecessor's hidden state.
+    """A layer of multi-token prediction (MTP). From a token and its predecessor's hidden state, predict the next token.
 
     Attributes:
         n_vocabulary: the number of logits; the layer only predicts tokens whose ids are below this number.
@@ -97,6 +97,7 @@ class ExtraLayer(Protocol):
     def forward(self, batch: Batch, hidden: Array) -> tuple[Array, Array]:
         """Run the layer; return logits (R, `n_vocabulary`) and hidden states (R, D) of the wanted tokens.
 
+        The last `batch.wanted[i]` tokens of each sequence i are wanted.
         Row t of `hidden` (T, D) is the hidden state of the token before token t of the batch: the model's hidden state
         after its last norm, or a hidden state that an earlier call of this method returned.
         """
@@ -153,7 +154,7 @@ class Model(Protocol):
         return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)
 
     def kv_capacity(self) -> tuple[int, int | None]:
-        """Return the bytes of keys and values that fit into the free memory, and the rank that limits this number.
+        """Return how many bytes of keys and values fit into the free memory, and the rank that limits this number.
 
         The rank is None if one process runs the model alone.
         """
@@ -206,9 +207,9 @@ class Architecture:
 def architectures_of(module: Any) -> Sequence[Architecture]:
     """Return the architectures of a module of `mlx_engine/models`; none if the module has no `ARCHITECTURES`.
 
-    If the module has one architecture, `ARCHITECTURES` may be `Architecture.names`. The title is then the first line
-    of the module's docstring, and the other attributes are the module's `GGUF_ARCHITECTURE`, `Config`, `Model` and
-    `plan`.
+    If the module has one architecture, `ARCHITECTURES` may be the tuple `Architecture.names`. The title is then the
+    first line of the module's docstring, and the other attributes are the module's `GGUF_ARCHITECTURE`, `Config`,
+    `Model` and `plan`.
     """
     found = getattr(module, "ARCHITECTURES", ())
     if not found or isinstance(found[0], Architecture):
@@ -251,7 +252,7 @@ def load_model(checkpoint: Checkpoint, backend: Backend) -> Model:
 
 
 class Planned(NamedTuple):
-    """The config and tensors of a model and their conversion, known before any weight is read.
+    """The config and tensors of a model, and the conversion of its weights; known before any weight is read.
 
     Attributes:
         make: `Architecture.model`.
@@ -362,8 +363,8 @@ def open_model(path: Path, allow_settings: Sequence[str] = ()) -> Checkpoint:
     Raises:
         OptionError: one of the names is not a setting of the file.
         SourceError, FormatError: the file cannot be opened, or is damaged.
-        ModelError: the quantisation of a folder is not implemented; or `allow_settings` has names, and the architecture
-            or a setting that it does not name is not implemented.
+        ModelError: the quantisation of a folder is not implemented. If `allow_settings` has names, this is also raised
+            if the architecture is not implemented, or a setting that `allow_settings` does not name.
     """
     check_allowed(allow_settings)
     checkpoint = open_checkpoint(path)

@@ -43,7 +43,7 @@ _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 
 
 def scale_and_bias(kind: str) -> Any:
-    """Return the function that loads a scale and a bias of a type, "f16", "bf16" or "f32", each into every lane."""
+    """Return the function that loads a scale and a bias of type `kind` ("f16", "bf16", "f32"), each into every lane."""
     if kind == "bf16":
         return _two_upper_halves
 
@@ -58,7 +58,7 @@ def scale_and_bias(kind: str) -> Any:
 
 @intrinsic
 def _two_upper_halves(typing: Any, data: Any, at: Any) -> Any:
-    """Load two bfloat16, each into every lane, as float32: one load of 32 bits, then one operation for each number."""
+    """Load two bfloat16 as float32, each into every lane, with one load of 32 bits and one operation per number."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         both = _load_word(context, builder, signature, args)
@@ -83,9 +83,9 @@ def _load_word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 def pair_of(bits: int, *, clean: bool) -> Any:
-    """Return the function that loads 32 quants from a byte offset on into two vectors of 16 words, one quant per word.
+    """Return the function that loads the 32 quants at a byte offset into two vectors of 16 words, one quant per word.
 
-    With `clean`, the bits of a word above the quant are zeros.
+    With `clean`, all bits above the quant in its word are zeros; without it, they are arbitrary.
     """
 
     @jit
@@ -155,7 +155,7 @@ def multiply_add_table(typing: Any, words: Any, scale: Any, bias: Any) -> Any:
 
 @intrinsic
 def floats_of_words(typing: Any, words: Any) -> Any:
-    """Return 16 words as floats."""
+    """Convert 16 integers to float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.sitofp(args[0], _VECTOR)
@@ -164,13 +164,13 @@ def floats_of_words(typing: Any, words: Any) -> Any:
 
 
 SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
-# Number of weights of a row that gemv unpacks after each load of a scale. More weights of four rows would not fit into
-# the registers.
+# Number of weights that gemv unpacks per row after loading their scale. With more, the weights of four rows would not
+# fit into the registers.
 _PIECE = 64 if WIDE else 32
 
 
 class Kernels(NamedTuple):
-    """The sizes and kernels of an affine format, with the names used in the modules of other formats (`format.py`)."""
+    """The sizes and kernels of an affine format, under the names that modules of other formats use (`format.py`)."""
 
     BLOCK: int
     BLOCK_BYTES: int
@@ -199,7 +199,7 @@ def kernels(name: str) -> Kernels:
 
 
 def _quants_32(bits: int, scale: str) -> Any:
-    """Make the function that returns quants 32 p to 32 p + 31 of the block at a byte offset, as bytes."""
+    """Return the function that loads quants 32 p to 32 p + 31 of the block at byte `at`, one quant per byte."""
     quants_at, load_pair = 2 * SCALE_BYTES[scale], pair_of(bits, clean=True)
 
     @jit
@@ -216,7 +216,7 @@ def _quants_32(bits: int, scale: str) -> Any:
 
 
 def _packed(bits: int, scale: str) -> Any:
-    """Make the function that returns quants 32 p to 32 p + 31 for `eight_rows`: a byte each, or 4 bits each."""
+    """Make the function that loads quants 32 p to 32 p + 31 for `eight_rows`: 4-bit quants packed, others in bytes."""
     quants_at = 2 * SCALE_BYTES[scale]
 
     @jit
@@ -227,7 +227,7 @@ def _packed(bits: int, scale: str) -> Any:
 
 
 def weights_of(bits: int, scale: str, piece: int) -> Any:
-    """Make the function that returns `piece` weights of a block: 32 in two vectors, or 64 in four."""
+    """Return the function that loads `piece` weights of a block: 32 into two vectors, or 64 into four."""
     # The bits above a 4-bit quant are cleared only with float32 scales. With other scales, `_combine` returns
     # `multiply_add_table`, which ignores these bits.
     quants = pair_of(bits, clean=bits != 4 or scale == "f32")
@@ -248,7 +248,7 @@ def weights_of(bits: int, scale: str, piece: int) -> Any:
 
 
 def _combine(bits: int, scale: str) -> Any:
-    """Make the function that returns `scale * q + bias` for 16 quants."""
+    """Return the function that computes `scale * q + bias` for 16 quants q."""
 
     @jit
     def fused(quants: Any, scale: Any, bias: Any) -> Any:

@@ -125,10 +125,10 @@ class MlxBackend(Backend):
         return self.array(values).astype(self._dtype)
 
     def host(self, x: Native) -> np.ndarray:
-        """Wait for x, and return its memory without a copy if the device shares the host's memory.
+        """Wait for x, and return it as a NumPy array; float32 is not copied if the device shares the host's memory.
 
-        This takes the guard's lock, because threads that read log-probabilities call it outside of sessions. At exit,
-        `SessionGuard.hold_for_ever` keeps the lock, so that these threads no longer use MLX.
+        Take the guard's lock, because threads that read log-probabilities call this method outside of sessions. At
+        exit, `SessionGuard.hold_for_ever` keeps the lock, so that these threads no longer use MLX.
         """
         with self.guard.held():
             return np.asarray(x if self._dtype == mx.float32 else _widened(x))
@@ -146,7 +146,7 @@ class MlxBackend(Backend):
         mx.eval(x)
 
     def all_sum(self, x: Native) -> Native:
-        """Add the sum over ranks to the graph, so that it runs on the device. It is a float32 sum, rounded once."""
+        """Sum over ranks lazily, on the device: add in float32, then round once to the type of x."""
         if self.group is None:
             return x
         self._exchanged = self.group.sum(self._in_order(x.astype(mx.float32))).astype(x.dtype)
@@ -164,7 +164,7 @@ class MlxBackend(Backend):
         return x if self._exchanged is None else mx.depends([x], [self._exchanged])[0]
 
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
-        """Dequantise only these rows. A `Weight` table is read on the host, so for such a table, wait for the ids."""
+        """Dequantise only the rows `ids`. A `Weight` table is read on the host, after waiting for the ids."""
         if isinstance(table, Weight):
             return self.as_activations(table.rows([self.token_id(i) if isinstance(i, mx.array) else i for i in ids]))
         known = [i for i in ids if not isinstance(i, mx.array)]
@@ -210,7 +210,7 @@ class MlxBackend(Backend):
         return found
 
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
-        """For each sequence, call `mx.fast.scaled_dot_product_attention`, or with a soft cap `_capped_attention`.
+        """Call MLX's `scaled_dot_product_attention` per sequence or, if scores have a soft cap, `_capped_attention`.
 
         Adjacent pages are read in place; others are copied. Keys and values of another type than the activations are
         copied and converted.
@@ -579,7 +579,7 @@ def drawn(row: mx.array, sampling: Sampling, u: float, real: mx.Dtype) -> mx.arr
 
 
 def _likeliest(p: mx.array, sampling: Sampling) -> mx.array:
-    """Return (V,) bool: True for tokens that top-k, top-p and min-p keep; of equally likely ones, lower ids."""
+    """Return (V,) bool: True for tokens that top-k, top-p and min-p keep; of equally likely ones, lower ids first."""
     if sampling.top_k is None and sampling.top_p == 1:
         return p >= sampling.min_p * p.max()
     likely = -mx.sort(-p)[: sampling.top_k]
