@@ -29,7 +29,8 @@ SPECULATE = (OFF, LOOKUP, DRAFT, MTP, AUTO_SPECULATION)
 DEFAULT_MAX_TOKENS = 256
 UNTIL_FULL = -1
 
-# Below this temperature, sampling is greedy: only tokens whose logits almost equal the largest one could be drawn.
+# Below this temperature, sampling is greedy, because only tokens whose logits almost equal the largest logit could be
+# drawn.
 COLDEST = 1e-7
 
 # The largest penalty and bias, as in the OpenAI API. In effect, a bias of -100 bans a token, and 100 forces the token.
@@ -125,12 +126,12 @@ class About:
 
 
 def option(default: T, help: str, kind: type | None = None, /, **about: Any) -> T:
-    """Return a dataclass field with an `About` in its metadata. If `about` has no `parameter`, it is set to `kind`."""
+    """Return a dataclass field with an `About` in its metadata. The default of `About.parameter` is `kind`."""
     return field(default=default, metadata={"about": About(help=help, kind=kind, **{"parameter": kind, **about})})
 
 
 def declared(*kinds: Any) -> Iterator[tuple[Field[Any], About]]:
-    """Yield the fields of these classes or objects that declare options, each with its `About`.
+    """Yield each field that declares an option, with its `About`, of these classes or objects.
 
     Without arguments, yield the fields of `Options` and then those of `Sampling`.
     """
@@ -141,7 +142,7 @@ def declared(*kinds: Any) -> Iterator[tuple[Field[Any], About]]:
 
 
 def check(values: Any) -> None:
-    """Check the declared fields of an object; raise OptionError if a value is outside of its bounds."""
+    """Check the declared fields of an object; raise OptionError if `About.allows` refuses a value."""
     for f, about in declared(values):
         value = getattr(values, f.name)
         if about.kind is None or (value is None and f.default is None) or about.allows(value):
@@ -329,12 +330,12 @@ class Options:
         True, "Use a KV cache, or recompute the whole sequence for every token.", bool,
         flags=("--kv/--no-kv",), parameter=None, is_rare=True,
     )  # fmt: skip
-    # In Python, one string or several.
+    # In Python, `stop` may also be a single string.
     stop: tuple[str, ...] = option(
         (), "Stop before this string; up to 16 may be given.",
         unset="none", aliases=("stop_strings",), metavar="TEXT", parameter=str | list[str],
     )  # fmt: skip
-    # In Python, one id or several; texts such as "17" are accepted, too.
+    # In Python, `stop_token_ids` may also be a single id, and an id may be a text such as "17".
     stop_token_ids: tuple[int, ...] = option(
         (), "Stop at this token, whose text is left out; may be repeated.",
         unset="none", flags=("--stop-token-id",), metavar="ID", parameter=list[int], is_rare=True,
@@ -378,7 +379,7 @@ class Options:
         unset="the first", parameter=None, has_flag=False,
     )  # fmt: skip
 
-    # In Python, one function or several.
+    # In Python, `processors` may also be a single function.
     processors: tuple[Processor, ...] = option(
         (), "Functions of (ids, logits) that return changed logits. All sampling options apply after them.",
         unset="none", aliases=("logits_processor", "logits_processors"), parameter=None, has_flag=False,
@@ -569,7 +570,7 @@ def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
 
 
 def shows_options(method: Function) -> Function:
-    """Make `help` and `inspect.signature` list the options, their help and their defaults in place of `**options`."""
+    """Replace `**options` in the signature of a method by the options, and add their help to its docstring."""
     about = {f.name: (f.default, about.help) for f, about in declared()}
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=about[name][0], annotation=annotation)

@@ -22,7 +22,7 @@ _Three = ctypes.c_uint * 3
 
 
 class Failure(IntEnum):
-    """The kind of a `Report`. runtime/abi.h describes each kind. The kinds from SAME_VALUE on are only notes."""
+    """The kind of a `Report`. runtime/abi.h describes each kind. Kinds from SAME_VALUE on are notes, not mistakes."""
 
     FINE = 0
     FAULT = 1
@@ -54,7 +54,7 @@ class Failure(IntEnum):
 
     @property
     def is_note(self) -> bool:
-        """Whether the report is only a possible mistake, so that the kernel may be right."""
+        """Whether the report is a note: a possible mistake, or the last writer of the byte at `Options.trace`."""
         return self >= Failure.SAME_VALUE
 
 
@@ -74,7 +74,7 @@ class Site(ctypes.Structure):
 
 
 class Report(ctypes.Structure):
-    """A mistake or possible mistake that the runtime found in a dispatch (the run of a kernel over its grid)."""
+    """A mistake or a note that the runtime reports of a dispatch (the run of a kernel over its grid)."""
 
     _fields_ = (
         ("kind", ctypes.c_int),
@@ -138,12 +138,12 @@ class Statistics(ctypes.Structure):
     Attributes:
         simd_operations: SIMD-group operations, counted once per lane.
         barriers: barriers, counted once per thread.
-        switches: switches between fibres, which run the threads.
+        switches: switches between fibres; each fibre runs one thread of the grid.
         tensor_operations: operations on tensors, counted once per scope (a thread, SIMD-group or threadgroup).
-        undefined: description of the first shift operation (such as `simd_shuffle_down`) that read an inactive lane,
-            and got NaN; None if there was none.
+        undefined: description of the first shift operation (such as `simd_shuffle_down`) that read an inactive lane
+            and so returned NaN; None if no operation did.
         notes: possible mistakes.
-        writer: a finding with the last thread that wrote the element of `trace`; None without `trace`.
+        writer: a note that names the last thread that wrote the byte at `Options.trace`; None if `trace` is 0.
     """
 
     NAMES = (
@@ -213,9 +213,10 @@ class Entry:
     ) -> tuple[Statistics, list[Report]]:
         """Run the kernel over the grid; return statistics and reports. The caller must hold `turn`.
 
-        `buffers` has the values that the entry point receives, most of them addresses of buffers. The last two
-        arguments are for the build "races": `watched` has the memory to check for races, as (address, bytes, whether
-        it has no value yet); `bounds` has all buffers: an access to a buffer's pages must be within its bytes.
+        `buffers` has the values that the entry point receives, most of them addresses of buffers. `watched` and
+        `bounds` are for kernels compiled in the build "races". `watched` has the memory to check for races, as
+        (address, bytes, whether it has no value yet). `bounds` has the pages and the bytes of each buffer, to report
+        accesses to the pages outside of the bytes.
         """
         for start, size, blank in watched:
             self._runtime.msl_watch(start, size, blank)

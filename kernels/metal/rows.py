@@ -5,7 +5,8 @@ lane has R rows, so a SIMD-group has a *group* of 4 R rows. A *unit* is the prod
 A unit is computed by one SIMD-group, or by KS adjacent SIMD-groups, which share the columns. All units of a threadgroup
 have the same vectors. The threadgroups that have the same rows, one per tile of vectors, are adjacent.
 
-The bits of results do not depend on the geometry: the order of summation depends on K alone (`products.h.metal`).
+The bits of results do not depend on the geometry: the order of summation depends only on K, the number of columns
+(`products.h.metal`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from functools import lru_cache
 from ..cached import cached_property
 from ..launch import Size
 
-# The most vectors of a tile, and the most for which a product's kernel also computes the RMSNorm of x (`norm_rows.py`).
-# Up to this number of vectors, memory bandwidth limits a product; with more, arithmetic is the limit.
+# The most vectors of a tile. Up to this number of vectors, memory bandwidth limits a product, and the product's kernel
+# also computes the RMSNorm of its input x. With more vectors, arithmetic is the limit, and `norm_rows.py` computes
+# the RMSNorm.
 MOST_VECTORS = 8
 # The number of rows that a SIMD-group multiplies at a time.
 LANE_ROWS = 4
@@ -111,7 +113,7 @@ def k_split(n_rows: int, n_columns: int, vectors: int = 1) -> int:
     """Return KS, the number of SIMD-groups that share the columns of a row, one segment each.
 
     If there are few rows, one SIMD-group per 4 R rows would not keep the memory of a large GPU busy, so SIMD-groups
-    share columns. With more than eight vectors, they never do.
+    share columns. With more than eight vectors, KS is 1.
     """
     split = segments(n_columns)
     return split if vectors <= MOST_VECTORS and n_rows * split <= 8192 else 1
@@ -119,7 +121,10 @@ def k_split(n_rows: int, n_columns: int, vectors: int = 1) -> int:
 
 @lru_cache(maxsize=1024)
 def default_tuning(n_rows: int, vectors: int) -> Tuning:
-    """Return an unmeasured default tuning: fewer rows per lane for small matrices, more for several vectors."""
+    """Return the default tuning, which is unmeasured.
+
+    A lane has one row for one vector and a small matrix, four rows for more than eight vectors, and else two.
+    """
     if vectors > MOST_VECTORS:
         return Tuning(rows=4, simdgroups=4)
     return Tuning(rows=1 if vectors == 1 and n_rows <= 2048 else 2, simdgroups=4)
@@ -127,9 +132,9 @@ def default_tuning(n_rows: int, vectors: int) -> Tuning:
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one SIMD-group: rows [first, stop) of a matrix times vectors [first_vector, stop_vector), for tests.
+    """The work of one SIMD-group, for tests: rows [first, stop) of a matrix times vectors [first_vector, stop_vector).
 
-    The SIMD-group multiplies the segments `part`, `part + KS`, ... of the columns.
+    The SIMD-group multiplies the column segments `part`, `part + KS`, ...
     """
 
     matrix: int

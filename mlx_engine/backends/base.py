@@ -101,7 +101,7 @@ class Backend(Primitives):
     activations: str = "f32"
     # The type of keys and values in the cache: one of `backends.KV_TYPES`. Set before a model is built.
     kv_type: str = "f32"
-    # Whether the bits of a row do not depend on the other rows of the pass; docs/exactness.md lists the exceptions.
+    # Whether the bits of a row are independent of the other rows of the pass; docs/exactness.md lists the exceptions.
     fixes_bits: bool = False
     # The profiler; None except on the copies of a backend that `observed.profiled` makes.
     profiler: Profiler | None = None
@@ -118,7 +118,7 @@ class Backend(Primitives):
 
     @abstractmethod
     def prepare(self, weight: Weight) -> Array:
-        """Convert a weight to this backend's own form: an (N, K) matrix, or a vector (a norm weight or a bias)."""
+        """Convert a matrix (N, K), or a vector such as a norm weight or a bias, to this backend's own form."""
 
     def stack(self, linears: Sequence[Linear]) -> Native:
         """Return the linear layers of X experts, all of the same shape, in the form that `expert_linear` reads."""
@@ -131,13 +131,13 @@ class Backend(Primitives):
         """Return the linear layers of n experts, of which at most `n_slots` are in memory at a time.
 
         The result has the form that `expert_linear` reads. `read(e)` prepares the layer of expert e. The MLX backends
-        call `read` when a chosen expert is not in memory. The compiled CPU backend, whose layers are views of the file,
-        calls `read` for all experts immediately.
+        call `read` when a chosen expert is not in memory. The compiled CPU backend calls `read` for all experts
+        immediately, because its layers are views of the file.
         """
         raise NotImplementedError
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return whether `embed` reads the table from this `Weight`; if not, it reads the result of `prepare`."""
+        """Return whether `embed` takes the table as this `Weight`, and not as the result of `prepare`."""
         return False
 
     def discard(self, linear: Linear) -> None:
@@ -172,8 +172,8 @@ class Backend(Primitives):
     def row_sums(self, logits: Array) -> Array:
         """Return sums (R,) for `bad_rows`: for each row of logits (R, V), the sum of the logits or of their squares.
 
-        A lazy backend does not wait for the values. If a logit is NaN or infinite, the sum is NaN or
-        infinite; a sum of finite logits may overflow. The order of summation is not fixed.
+        A lazy backend does not wait for the values. If a logit is NaN or infinite, the sum is NaN or infinite. A sum of
+        finite logits may overflow. The order of summation is not fixed.
         """
         # Summing the squares of 151,936 logits takes 11 us (BLAS), summing the logits 22 us (NumPy).
         with np.errstate(over="ignore", invalid="ignore"):
@@ -255,9 +255,9 @@ class Backend(Primitives):
     def kv_read(self, store: Array, first: int, n: int) -> np.ndarray:
         """Return the stored elements of slots [first, first + n): a view of the store, or a copy.
 
-        The shape is (arrays, G, n, row). `quant/key_values.py` defines the elements and the length of a row. May be
-        called outside of sessions. If the backend is not lazy, another thread may call this while passes write to other
-        slots.
+        The shape is (n_arrays, G, n, length of a row): `n_arrays` is that of `kv_empty`, and `quant/key_values.py`
+        defines the elements and the length of a row. May be called outside of sessions. If the backend is not lazy,
+        another thread may call this while passes write to other slots.
         """
 
     @abstractmethod
@@ -272,7 +272,7 @@ class Backend(Primitives):
         """Return the size of a KV store in bytes."""
 
     def kv_append(self, batch: Batch, layer: int, k: Array, v: Array) -> KVView:
-        """Write the new tokens' keys and values (T, G, E) to a layer's store. Return its KV view, for `attention`."""
+        """Write the new tokens' keys and values (T, G, E) to a layer's store. Return the KV view for `attention`."""
         group, layers = batch.group(layer), batch.stores.layers
         store = self.kv_write(layers[layer], group.slots, k, v)
         if batch.stores.are_kept:
@@ -322,11 +322,11 @@ class Backend(Primitives):
 
     @exchange
     def all_best(self, x: Array, n: int, k: int) -> Array:
-        """Return logits (R, n) of all ranks as `all_columns` does, but only the k largest of each row are correct.
+        """Return logits (R, n) of all ranks like `all_columns`, but only the k largest logits of each row are correct.
 
         To send fewer bytes, every rank sends only its k largest logits of each row. All other logits of a row are set
-        to one value, which is at least 1 below the smallest sent logit. If a logit of any rank is not finite, the
-        whole row is NaN.
+        to one value, which is at least 1 below the smallest sent logit. If a logit of a row is NaN or infinite on
+        any rank, the whole row is NaN.
         """
         if self.group is None:
             return x
@@ -427,13 +427,13 @@ class Backend(Primitives):
 
     @block
     def norm_experts_add(self, x: Array, norm: Norm, experts: Experts, residual: Array | None = None) -> Array:
-        """Return `residual + post_norm(norm_experts(x))`; the default residual is x. post_norm may be None."""
+        """Return `residual + experts.post_norm(norm_experts(x))`; the default residual is x."""
         y = self.norm_experts(x, norm, experts)
         return self.norm_add(y, experts.post_norm, x if residual is None else residual)
 
     @block
     def norm_add(self, x: Array, norm: Norm | None, residual: Array) -> Array:
-        """Return `residual + norm(x)`."""
+        """Return `residual + norm(x)`; `residual + x` if `norm` is None."""
         return self.add(residual, self.norm(x, norm))
 
     @block
@@ -463,14 +463,20 @@ class Backend(Primitives):
     def delta_net(
         self, batch: Batch, layer: int, x: Array, gate: Array, beta: Array, step: Array, net: DeltaNet
     ) -> Array:
-        """Convolve x, run the delta rule, norm and gate; return (T, H*P), P the value head dim. Write the state."""
+        """Apply to x the convolution, the delta rule, the norm and the gate, and write the layer's states.
+
+        Return (T, H*P). H is the number of value heads here, and P their head dim.
+        """
         mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
         y = self.delta_rule(mixed, beta, step, net.rule, batch.state(layer, 1))
         return self.multiply(self.merge(self.norm(y, net.norm)), self.silu(gate))
 
     @block
     def mamba2(self, batch: Batch, layer: int, gate: Array, x: Array, step: Array, net: Mamba2) -> Array:
-        """Convolve x, run the state space, gate and norm; return (T, H*P), P the head dim. Write the state."""
+        """Apply to x the convolution, the state space, the gate and the norm (if any), and write the layer's states.
+
+        Return (T, H*P). H is the number of the mixer's heads here, and P their head dim.
+        """
         mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
         y = self.merge(self.state_space(mixed, step, net.space, batch.state(layer, 1)))
         y = self.multiply(y, self.silu(gate))
@@ -502,7 +508,7 @@ class Backend(Primitives):
 
     @dispatch
     def gated(self, gate: Array, up: Array, gating: Gating) -> Array:
-        """Return `clamped_swiglu(gate, up)` if `gating` is "clamped_swiglu", else `activation(gate) * up`."""
+        """Return `clamped_swiglu(gate, up)` if `gating` is "clamped_swiglu", else `activate(gate, gating) * up`."""
         if gating == "clamped_swiglu":
             return self.clamped_swiglu(gate, up)
         return self.multiply(self.activate(gate, gating), up)

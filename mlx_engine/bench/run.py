@@ -1,4 +1,8 @@
-"""Run all cells of a benchmark. A cell is a test on a backend; its result is a row: a dict of samples and origin."""
+"""Run all cells of a benchmark.
+
+A cell is a test on a backend, with or without a KV cache. Its result is a row: a dict with the samples, and with their
+origin (machine, time, versions, model).
+"""
 
 from __future__ import annotations
 
@@ -50,11 +54,12 @@ def rows(
 ) -> Iterator[Row]:
     """Yield one row per backend, cache setting and test, as soon as it is measured.
 
-    Rows of an unavailable backend have the reason. With `profile`, rows with a KV cache have the profile of a pass.
+    Rows of an unavailable backend have the reason in place of samples. With `profile`, rows with a KV cache also have
+    the profile of a pass.
     `announce` is called before and after each run with (runs done, runs in total, title). `how` is passed to `engines`.
 
     Raises:
-        BackendUnavailableError: a name is not the name of a backend.
+        BackendUnavailableError: there is no backend of this name.
         OptionError: a test does not fit the model's context.
     """
 
@@ -76,7 +81,7 @@ def rows(
 
 
 def _announce(announce: Announce, before: int, total: int, title: str, runs: int, of: int) -> None:
-    """Announce that `runs` of the `of` runs of a cell are done, after `before` runs of earlier cells."""
+    """Announce that `runs` of a cell's `of` runs are done, and `before` runs of earlier cells."""
     announce(before + runs, total, title)
 
 
@@ -99,14 +104,14 @@ def engines(
     speculate: str = OFF,
     draft: str | None = None,
 ) -> Iterator[tuple[Row, str | None, Bench | None]]:
-    """Yield for each backend the fields of its rows, and either the reason why it is unavailable or its `Bench`.
+    """Yield for each backend (the fields of its rows, the reason why it is unavailable or None, its `Bench` or None).
 
-    A `Bench` is closed when the next item is requested. `check` is called with each model before its weights are read;
-    `shared` has fields to add to all rows; `shard` has the ranks that share the model with this process (rank 0).
+    A `Bench` is closed when the next item is requested. Before weights are read, `check` is called with the model.
+    `shared` has fields to add to all rows. `shard` has the ranks that share the model with this process (rank 0).
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
-    # If one of several backends lacks these activations, its rows have the reason. If it is the only one, `open_source`
-    # raises an error.
+    # If one of several backends does not support these activations, its rows have the reason. If the only backend does
+    # not support them, `open_source` raises an error.
     if len(backends) > 1:
         reasons = {name: reason or refused(name, activations, jit=jit) for name, reason in reasons.items()}
     path = resolve(model)
@@ -168,7 +173,7 @@ class Bench:
         how: dict[str, Any] = {"kv": kv, "overlap": overlap, "repetitions": repetitions, "budget": budget}
         others = OtherProcesses()
         result = measure(self.engine, test, **how, between=between, progress=progress)
-        # Other processes may be ranks of a shared model, so their load does not count as a disturbance.
+        # If ranks share the model, other processes may be these ranks, so their load is not reported as a disturbance.
         share = None if self.engine.model.is_shared else others.share()
         row = {**self.about(), "kv": kv, **result.summary(), **self._rates(result, kv=kv), **fields(share)}
         if profile and kv:
@@ -225,6 +230,6 @@ def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GG
     largest = max(weights, key=lambda weight: weight.nbytes)
     loaded, _ = quant.type_of("", largest.shape, largest.type)
     is_kept = bytes_per_weight(backend, loaded) < bytes_per_weight(backend, F32)
-    # I16 is also a GGML type, but with activations i16, weights without a fixed-point kernel are expanded to float32.
+    # `BY_NAME` also has a type I16, but with activations i16, weights without a fixed-point kernel are expanded to F32.
     expanded = F32 if backend.activations == "i16" else BY_NAME.get(backend.activations.upper(), F32)
     return loaded if is_kept else expanded

@@ -51,7 +51,7 @@ def backends(
 
 
 def cost_lines(cost: dict[str, Any]) -> list[str]:
-    """Format the result of `decode_cost`, the cost of a decode step, as lines."""
+    """Format a result of `decode_cost`, the cost of a pass of one token, as lines."""
     return [
         f"  {cost['per_layer']} dispatches per layer: {_listed(cost['layer'])}",
         *(

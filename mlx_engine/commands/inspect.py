@@ -212,7 +212,7 @@ def size_rows(sizes: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
-    """Print a metadata value in full, an array with one element per line; raise FormatError for an unknown key."""
+    """Print a metadata value in full, one line per element of an array; raise FormatError for an unknown key."""
     value = listing.value(key)
     if as_json:
         print_json({"key": key, "type": listing.kinds.get(key) or None, "value": value})
@@ -226,7 +226,7 @@ def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
 
 
 def run_facts(path: Path, backend: str, context: int | None, experts_memory: int | None = None) -> dict[str, Any]:
-    """Return whether the model can be loaded (`supported`). If it can, add its memory and speed, else the `reason`."""
+    """Return whether the model can be loaded (`supported`), and its memory and speed, or the `reason` if it cannot."""
     from mlx_engine.bench.outlook import machine_bandwidth, outlook
     from mlx_engine.machine.memory import usable_cores
 
@@ -264,7 +264,7 @@ def run_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def print_several(found: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
-    """Print whether each model runs here, its memory, and whether all supported models fit into memory together."""
+    """Print for each model whether it runs here, and its memory; then whether all supported models fit together."""
     models = [facts for facts in found.values() if facts["supported"]]
     needed = sum(facts["weights_bytes"] + facts["kv_bytes"] for facts in models)
     available = min((facts["available_bytes"] for facts in models), default=0)
@@ -319,7 +319,7 @@ def tensor_values(listing: Listing, row: TensorRow, *, stats: bool, head: int | 
 
 
 def number(value: float | None) -> str:
-    """Format a count in full, a float with 7 digits, and None as a dash."""
+    """Format a count in full, a float with 7 significant digits, and None as a dash."""
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:.7g}"

@@ -144,7 +144,7 @@ def check(
 
 
 def as_row(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as JSON fields."""
+    """Return a verdict, the outcome of the check of a kernel, as JSON fields."""
     return {**asdict(verdict), "passed": verdict.passed}
 
 
@@ -245,8 +245,8 @@ def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
     """Return the given executor; if it is None, return the first executor that this machine has.
 
     Raises:
-        OptionError: the name is unknown, the executor is unavailable, the machine has no executor, or it has only the
-            emulator, `only_gpu` is true and `given` is None.
+        OptionError: the given executor is unknown or unavailable; or `given` is None, and the machine has no executor
+            or, with `only_gpu`, only the emulator.
     """
     from mlx_engine.kernels.launch import EXECUTORS, executors
 
@@ -270,9 +270,10 @@ def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
 def check_kernel_file(
     file: Path, arguments: Sequence[str], orders: Orders, folders: Sequence[Path], *, json: bool
 ) -> bool:
-    """Check a file with the include folders `folders`, print the report, and return whether the check passed.
+    """Check a program or a .metal file, print the report, and return whether the check passed.
 
-    With `json`, the stdout of the checked program is redirected to stderr.
+    `folders` are searched for the files that a .metal file includes. With `json`, the stdout of the checked program is
+    redirected to stderr.
 
     Raises:
         OptionError: a file does not exist, --lanes has an unknown value, or the emulator does not run here.

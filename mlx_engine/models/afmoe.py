@@ -1,10 +1,10 @@
 """AFMoE, such as Trinity-Mini.
 
 Reference: Hugging Face transformers, models/afmoe. Differences from Qwen3-MoE: the outputs of attention and FFN are
-normed, too; attention has a gate; every fourth layer attends to all tokens and has no rotary embedding, the other
-layers have a window; the router chooses experts by the sigmoids of its logits plus a bias; the output of the shared
-experts is added without a gate; the first layers are dense; with `mup_enabled`, embeddings are multiplied by the square
-root of their width.
+normed, too; attention has a gate; by default, every fourth layer attends to all tokens and has no rotary embedding,
+while all other layers have a window; the router chooses experts by the sigmoids of its logits plus a bias; the output
+of the shared experts is added without a gate; the first layers are dense; with `mup_enabled`, embeddings are multiplied
+by the square root of their width.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Config(glm4_moe.Sigmoids, llama.Config):
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     window: int = whole("attention.sliding_window", ("sliding_window", 1024))
-    # GGUF has no key for the interval: llama.cpp assumes 4.
+    # GGUF has no key for the interval of layers without a window: llama.cpp assumes 4.
     is_local: tuple[bool, ...] = layer_kinds(4, interval={"hf": "global_attn_every_n_layers"})
     n_experts: int = declared(Count())
     n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 6), condition=of_all)
@@ -46,7 +46,7 @@ class Config(glm4_moe.Sigmoids, llama.Config):
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_gating_func": 2, "expert_weights_norm": True},
-        # transformers reads none of the keys after `hidden_act`.
+        # Of these keys, transformers reads only `hidden_act`.
         hf={
             "hidden_act": "silu", "mlp_bias": False, "route_norm": True, "score_func": "sigmoid", "n_group": 1,
             "topk_group": 1, "num_expert_groups": 1, "num_limited_groups": 1,

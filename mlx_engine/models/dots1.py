@@ -20,7 +20,10 @@ GGUF_ARCHITECTURE = "dots1"
 
 
 def without_windows(s: Settings, key: str, config: llama.Config) -> None:
-    """Check that no layer has a window. If `sliding_window` is not null, those from `max_window_layers` on have it."""
+    """Raise an error if a layer has a window.
+
+    If `sliding_window` is not null, the layers from number `max_window_layers` on have a window.
+    """
     first = s.whole_or_zero(key, 62)
     if s.whole_or_none("sliding_window", 4096) is not None and first < config.n_layers:
         raise s.error(key, f"at least {config.n_layers}, the number of layers", first)

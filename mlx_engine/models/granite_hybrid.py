@@ -30,7 +30,7 @@ ARCHITECTURES = ("granitemoehybrid", "granitehybrid")
 GGUF_ARCHITECTURE = "granitehybrid"
 
 ATTENTION = "full_attention"
-# Maps each word for a layer's kind in config.json to the kind. Published files have "attention" and "mamba",
+# Maps each name of a layer's kind in config.json to the kind. Published files have the names "attention" and "mamba";
 # transformers 5 writes "full_attention" and "linear_attention".
 KINDS = {"attention": ATTENTION, "full_attention": ATTENTION, "mamba": MAMBA, "linear_attention": MAMBA}
 
@@ -153,7 +153,7 @@ class SparseConfig(Routed, Config):
 
 LAYER = "model.layers.*."
 GATE_UP, DOWN = (f"{LAYER}shared_mlp.{name}_linear.weight" for name in ("input", "output"))
-# Among the folders of dense models, only those that mlx-lm has written have this tensor: mlx-lm splits gate and up.
+# If this tensor is in a dense model's folder, mlx-lm has written the folder, and has split the matrix of gate and up.
 GATE_OF_MLX = "model.layers.0.mlp.gate_proj.weight"
 
 

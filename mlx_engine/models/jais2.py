@@ -1,7 +1,7 @@
 """Jais 2, bilingual models of Arabic and English.
 
 Reference: Hugging Face transformers, models/jais2. Differences from Llama: layer norms with biases; the linear layers
-of a block have biases; the FFN has no gate, and its activation is the square of ReLU.
+of attention and FFN have biases; the FFN has no gate, and its activation is the square of ReLU.
 """
 
 from __future__ import annotations

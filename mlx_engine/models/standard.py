@@ -6,9 +6,10 @@ The module of such an architecture needs only settings and a tensor table:
     plan = standard.plan(Config, TENSORS)
 
 The config derives from `ConfigBase`, or from `Routed` (`weights/experts.py`) if the model has experts. Its optional
-fields are `window`, the attention window in tokens; `is_local` and `has_rope`, for each layer whether it has the window
-and rotary embedding; `local_rope`, the rotary embedding of layers with a window; `activation`; `logit_scale`;
-`logit_softcap`; and `rope_dim`, the size of the part of a head to which `rope` is applied (by default `head_dim`).
+fields are `window`, the attention window in tokens; `is_local`, whether each layer has the window; `has_rope`, whether
+each layer has rotary embedding; `local_rope`, the rotary embedding of layers with a window; `activation`;
+`logit_scale`; `logit_softcap`; and `rope_dim`, the size of the part of a head to which `rope` is applied (by default
+`head_dim`). `with_mixture` lists further fields for experts.
 
 A layer has the norms and biases whose tensors are in the file. Its FFN is a mixture of experts if there is a router
 tensor, else gated if there is a gate tensor, else plain.
@@ -78,7 +79,7 @@ def has_rope(config: Any) -> tuple[bool, ...]:
 
 
 def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
-    """Return the FFN of a layer. If a parallel block has no tensor `ffn_norm`, attention and FFN share one norm."""
+    """Return the FFN of a layer. An FFN parallel to attention has the norm of attention if there is no `ffn_norm`."""
     activation: Any = getattr(config, "activation", "silu")
     name = "attn_norm" if config.is_parallel and not t.has("ffn_norm") else "ffn_norm"
     if t.has("ffn_gate_inp"):
@@ -113,7 +114,7 @@ def plan(
         table: the tensor table, or a function that returns the table for a config.
         tied: the default of `tie_word_embeddings` in config.json.
         experts_of: the names of router and experts in Hugging Face folders, for models with experts.
-        aliases: maps other keys of config.json to the keys that the config declares.
+        aliases: maps alternative keys of config.json to the keys that the config declares.
     """
 
     def planned(checkpoint: Checkpoint) -> Plan:
@@ -129,10 +130,11 @@ def plan(
 
 
 def with_mixture(made: Plan, checkpoint: Checkpoint, names: Names) -> Plan:
-    """Return a plan with the tensors of router and experts, and of shared experts if the config has any.
+    """Add to the plan `made` the tensors of router and experts, and of shared experts if the config has any.
 
     If the config has `n_shared`, all shared experts are stored as one wider expert, whose output is added without a
-    gate. If the config has `shared_size`, there is a shared expert of this size with a gate.
+    gate. If the config has `shared_size`, there is a shared expert of this size with a gate. `expert_size` is the FFN
+    size of one expert, by default `intermediate_size`.
     """
     cfg: Any = made.config
     size, n_shared = getattr(cfg, "expert_size", cfg.intermediate_size), getattr(cfg, "n_shared", 0)
@@ -155,7 +157,7 @@ def with_fused_qkv(table: Table) -> Table:
 
 
 def with_rotation(checkpoint: Checkpoint, made: Plan) -> Plan:
-    """Return a plan with the divisors of rotary frequencies that GGUF files have as tensors (Llama 3, LongRoPE)."""
+    """Add to a plan the divisors of rotary frequencies, which GGUF files have as tensors (Llama 3, LongRoPE)."""
     rules = next(f.metadata[SETTING].rules for f in fields(made.config) if f.name == "rope")
     made = with_divisors(checkpoint, made) if "longrope" in rules else made
     if "llama3" not in rules:

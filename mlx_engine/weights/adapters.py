@@ -2,11 +2,11 @@
 
 An adapter is a folder that PEFT or mlx-lm has written. For a linear layer W (N, K) it has A (r, K) and B (N, r), and
 the layer computes `W x + B (A x)`; on load, B is multiplied by the adapter's factor (usually alpha / r). All adapters
-of a model are stacked: the rows of all A are one matrix (M, K), the columns of all B one matrix (N, M). M is the sum of
-each adapter's largest r, plus padding with zeros. For each token of a pass, the layer computes
+of a model are stacked: the rows of all A are one matrix (M, K), the columns of all B one matrix (N, M). M is the sum,
+over all adapters, of an adapter's largest r, plus padding with zeros. For each token of a pass, the layer computes
 `W x + B (mask * (A x))`. The mask (M,) is 1 in the columns of the adapter of the token's sequence, and 0 in all other
-columns. So sequences of one pass can have different adapters. Other adapters only add zeros, so the bits of a sequence
-do not depend on them.
+columns. So sequences of one pass can have different adapters. A sequence's bits depend only on its own adapter, because
+the other adapters add only zeros.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685.
 """
@@ -42,11 +42,13 @@ CONFIG, PEFT_FILE, MLX_FILE = "adapter_config.json", "adapter_model.safetensors"
 PEFT_NAME = re.compile(r"^(.*)\.lora_(A|B)(?:\.default)?(?:\.weight)?$")
 PEFT_PREFIX = "base_model.model."
 MLX_NAME = re.compile(r"^(.*)\.lora_(a|b)$")
-# The part of a module's name from the list of layers on: "layers.3.mlp.up_proj" of "model.layers.3.mlp.up_proj".
+# Finds the end of a module's name that begins with the list of layers: in "model.layers.3.mlp.up_proj", it is
+# "layers.3.mlp.up_proj".
 IN_LAYER = re.compile(r"(?:^|\.)((?:\w+)\.\d+\..*)$")
 # Values of PEFT's `init_lora_weights` that change the weights of the model before training.
 CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
-# Settings of PEFT that are refused: they add more than a pair of matrices, or change other parts than linear layers.
+# Settings of PEFT that are refused if they are set: they add more to a linear layer than A and B, or change other parts
+# of the model.
 REFUSED = (
     "use_dora", "use_qalora", "use_bdlora", "lora_bias", "modules_to_save", "trainable_token_indices",
     "target_parameters", "layer_replication", "alora_invocation_tokens", "arrow_config", "kasa_config",
@@ -83,7 +85,7 @@ class Adapter:
     Attributes:
         name: the name by which a request selects the adapter.
         path: the adapter's folder.
-        pairs: maps the GGUF name of each changed linear layer to A (r, K) and to B (N, r), multiplied by the factor.
+        pairs: maps the GGUF name of each changed linear layer to (A, B), where B is multiplied by the factor.
     """
 
     name: str
@@ -170,7 +172,8 @@ def _first_column(width: int, rank: int) -> int:
     """Return the first column, at or after `width`, of an adapter of this rank.
 
     Kernels sum over stretches of STRETCH columns, and then add these sums. An adapter of up to STRETCH columns lies
-    within one stretch; a longer adapter begins where a stretch begins. So its results have the same bits at each place.
+    within one stretch; a longer adapter begins where a stretch begins. So the bits of its results do not depend
+    on its first column.
     """
     inside = width % STRETCH
     return width if inside + rank <= STRETCH else width - inside + STRETCH
@@ -215,7 +218,7 @@ def open_adapters(folders: Mapping[str, Path], tensors: Mapping[str, Tensor]) ->
 
 
 def _modules(tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
-    """Return a map of modules to their matrices, which are linear layers of the model.
+    """Return a map of the modules that adapters can change to the matrices of each module.
 
     A key is the end (`IN_LAYER`) of the module's name in transformers. A fused module, such as one for queries, keys
     and values, has several matrices.
@@ -230,7 +233,7 @@ def _modules(tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
 
 
 def _pairs(path: Path, modules: Mapping[str, Sequence[Tensor]]) -> Pairs:
-    """Return a map of the GGUF name of each linear layer that the adapter changes to its A and B."""
+    """Read the adapter in the folder `path`; return `Adapter.pairs`. `modules` is the result of `_modules`."""
     config, where = _config(path), str(path)
     stored, scale_of = _peft(path, config) if "peft_type" in config else _mlx(path, config)
     pairs: Pairs = {}
@@ -251,7 +254,11 @@ def _pairs(path: Path, modules: Mapping[str, Sequence[Tensor]]) -> Pairs:
 
 
 def _pair(where: str, module: str, tensor: Tensor, a: Floats, b: Floats, scale: float) -> tuple[Floats, Floats]:
-    """Return A and the rows of B for `tensor`, in the model's order; B is multiplied by the factor `scale`."""
+    """Return A and B for `tensor`, one of the module's matrices; B is multiplied by the factor `scale`.
+
+    The columns of A and the rows of B are in the model's order. If the module is fused, its B also has rows for other
+    matrices, which are left out.
+    """
     n, k = tensor.shape
     layout = tensor.stored("hf")
     of = n if layout.rows is None else layout.rows[1]
@@ -358,7 +365,7 @@ def _check_rank(path: Path, key: str, rank: object, module: str, n_rows: int) ->
 
 
 def _mlx(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
-    """Return the results of `_peft` for a folder of mlx-lm, which stores A as (K, r) and B as (r, N).
+    """Do the same as `_peft` for a folder of mlx-lm. mlx-lm stores A as (K, r) and B as (r, N).
 
     Source: mlx-lm, `tuner/lora.py` and `tuner/utils.py`.
     """
@@ -457,7 +464,7 @@ class Adapted:
         return self._be.activate(self.linear(self._be.norm(x, norm), up), activation)
 
     def _added(self, y: Array, x: Array, linear: Linear) -> Array:
-        """Return y plus the products of x with the adapters' matrices for a linear layer."""
+        """Return `y + B (mask * (A x))`, with the adapters' A and B for a linear layer; y if no adapter changes it."""
         if linear.lora is None:
             return y
         inner = self._be.multiply(self._be.linear(x, linear.lora.a), self._masks)

@@ -1,9 +1,10 @@
 """Jobs: chunks of work that threads process and steal from each other. `pool.py` has the threads.
 
 A job is a task (the address of machine code), a number of chunks, and words (int64) with the addresses and sizes that
-the task needs. Each thread, also the one that submits the job, processes its own range of chunks in order, because
-memory is fastest when it is read in order. Then the thread steals chunks from the other ranges. The content of a chunk
-does not depend on the thread that processes it, so results are bit-identical for any number of threads.
+the task needs. Each thread, including the one that submits the job, processes its own range of chunks in order, because
+memory is fastest when it is read in order. Then the thread steals chunks from the ranges of other threads. The
+content of a chunk does not depend on the thread that processes it, so results are bit-identical for any number of
+threads.
 
 `control` is the control block of the pool, which all of its threads share. `layout.py` describes its words.
 """
@@ -34,7 +35,7 @@ from .memory import call, fetch_add, invoke, read, relax, words, write
 
 @jit
 def _end(control: Any, thread: int) -> Any:
-    """Return the end of a thread's range of chunks; the last chunk of the range has this number minus 1."""
+    """Return the end (exclusive) of a thread's range of chunks."""
     return (thread + 1) * control[CHUNKS] // control[THREADS]
 
 
@@ -109,12 +110,12 @@ def run_alone(control: Any, task: int, chunks: int) -> None:
 
 @entry
 def work_until_idle(address: int, me: int, patience: int) -> None:
-    """Process chunks of the pool's jobs. Return if STOP is 1, or after `patience` polls without work while ON is 0."""
+    """Process chunks of the pool's jobs. Return if STOP is 1, or after `patience` polls without work while ON was 0."""
     control, polls, idle = words(address), 0, 0
     while idle < patience and read(control, STOP) == 0:
         if read(control, LEFT + LINE * me) > 0 and work(control, me) > 0:
             polls = idle = 0
         else:
             polls = _wait(control, polls)
-            # A sleep takes about as long as SPINS polls.
+            # A poll with a sleep counts as SPINS polls, because it takes about as long.
             idle += (1 - read(control, ON)) * (1 if polls < control[SPINS] else control[SPINS])
