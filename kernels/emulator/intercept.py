@@ -91,11 +91,12 @@ def emulate(
 ) -> Iterator[Calls]:
     """Within this context, replace `mx.fast.metal_kernel` in the whole process: its kernels run in the emulator.
 
-    Each call of such a kernel runs once per build and seed, but in the build "races" only once. The call raises an
-    error at the first run with mistakes. It also raises an error if the results of two runs differ, except for kernels
-    with `atomic_outputs`. `mx.compile` is switched off, so compiled functions run op by op. Kernels made before the
-    context, for instance by a module that is already imported, are not emulated: import such modules within the
-    context. Kernels made within the context stay emulated after it.
+    A build is the kernel compiled with a set of checks; a seed determines the order of threads. Each call of a kernel
+    runs once per build and seed, but in the build "races" only once. The call raises an error at the first run with
+    mistakes. It also raises an error if the results of two runs differ, except for kernels with `atomic_outputs`.
+    `mx.compile` is switched off, so compiled functions run op by op. Kernels made before the context, for instance by a
+    module that is already imported, are not emulated: import such modules within the context. Kernels made within the
+    context stay emulated after it.
 
     Args:
         builds: any of "spaces", "undefined" and "races"; see `MetalKernel.__call__`.
@@ -180,7 +181,7 @@ class CheckedKernel:
         return _tied(self.name, inputs, results)
 
     def _results(self, given: dict[str, Any]) -> list[mx.array]:
-        """Run every build and seed, check that all results are equal, and return the first."""
+        """Run every build and seed, compare the results unless outputs are atomic, and return the first ones."""
         results: list[tuple[str, list[mx.array]]] = []
         for build in self._builds:
             for seed in self._seeds[:1] if build == "races" else self._seeds:
@@ -210,9 +211,9 @@ class CheckedKernel:
     def _compare(
         self, first: tuple[str, list[mx.array]], other: tuple[str, list[mx.array]], given: dict[str, Any]
     ) -> None:
-        """Raise an error if the results of two runs differ: a RaceError if the build "races" finds a race.
+        """Raise an error if the results of two runs differ.
 
-        Otherwise raise an OrderError, which names the runs by their seeds and builds.
+        If the build "races" finds a race, the error is its RaceError, else an OrderError, which names the two runs.
         """
         for name, one, two in zip(self._kernel.output_names, first[1], other[1], strict=True):
             statistics = self._kernel.statistics
@@ -235,7 +236,7 @@ class CheckedKernel:
             )
 
     def _writer(self, given: dict[str, Any], name: str, array: mx.array, at: tuple[int, ...]) -> str:
-        """Return a line about the last thread that wrote an element; "" if it is unknown."""
+        """Return a line about the last thread that wrote an element; "" if this thread is unknown."""
         index = int(np.ravel_multi_index(at, tuple(array.shape))) if at else 0
         try:
             self._kernel(**given, **self._options, build="races", seed=self._seeds[0], trace=(name, index))
@@ -246,13 +247,16 @@ class CheckedKernel:
         return f"  {found.text.splitlines()[0]}\n" if found else ""
 
 
-# The largest accepted difference between two results of a kernel with tensor products, whose order of summation is
-# undefined. It is relative to the largest absolute value.
+# The largest accepted difference between two results of a kernel with tensor products, relative to the largest absolute
+# value. The results may differ, because the order of summation of tensor products is undefined.
 _NEARLY = 2**-6
 
 
 def difference(one: mx.array, other: mx.array, *, nearly: bool = False) -> tuple[int, ...] | None:
-    """Return the index of the first different element, or None. NaN equals NaN; `nearly` allows small differences."""
+    """Return the index of the first different element, or None. NaN equals NaN.
+
+    With `nearly`, differences up to `_NEARLY` are accepted.
+    """
     if one.size == 0:
         return None
     a, b = (np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x) for x in (one, other))
@@ -269,7 +273,7 @@ def first_true(mask: np.ndarray[Any, Any]) -> tuple[int, ...]:
 
 
 def _tied(name: str, inputs: Sequence[Any], outputs: list[mx.array]) -> list[mx.array]:
-    """Return the outputs as MLX functions of the inputs, so that MLX refuses a gradient instead of returning zero."""
+    """Return the outputs as MLX functions of the inputs, so that a gradient raises an error and is not zero."""
 
     @mx.custom_function
     def results(*_: mx.array) -> list[mx.array]:
@@ -316,7 +320,7 @@ def _uncompiled() -> Iterator[None]:
 
 
 def _compiles() -> bool:
-    """Return whether `mx.compile` is on, by compiling a function. If it is on, the function's argument has no value."""
+    """Return whether `mx.compile` is on. If so, the argument of a compiled function has no value when it is called."""
     has_values = []
 
     def look(x: mx.array) -> mx.array:

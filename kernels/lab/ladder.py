@@ -2,7 +2,7 @@
 
 The *ladder* is a list of kernels for the same product with a Q8_0 matrix, from slow to fast. Kernels that take a
 `Tuning` (rows per lane, SIMD-groups per threadgroup) are measured with every tuning, and MLX's own product is measured
-for comparison. For prompts, other kernels for products, and attention, are measured.
+for comparison. `climb_prompts` measures the two kernels for products with prompts, and `climb_attention` attention.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def climb(
 ) -> Iterator[Row]:
     """Yield one result per product and kernel: the measured time, or in the emulator, operation counts.
 
-    Fused kernels get a product's matrices separately; other kernels, and MLX, get one matrix with all their rows.
+    Fused kernels get the matrices of a product separately; other kernels and MLX get them joined into one matrix.
     """
     for product in every:
         rng = np.random.default_rng(0)
@@ -89,7 +89,7 @@ def climb(
 # Tokens of a prompt: PROMPT on a GPU, COUNTED in the emulator, where more tokens would take minutes.
 PROMPT, COUNTED = 512, 64
 ATTENTION = "mx.fast.scaled_dot_product_attention"
-# Maps each type of weights in MLX's own arrays that `climb_prompts` measures to (bits, group size).
+# The types of weights in MLX's arrays that `climb_prompts` measures. Maps each name to (bits, group size).
 GROUPED = {"Q8_0 in MLX's arrays": (8, 32), "affine, 4 bits, groups of 64": (4, 64)}
 DTYPES = (mx.float16, mx.bfloat16)
 
@@ -99,8 +99,7 @@ def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[
 
     On a GPU, a result has the time and the operations per second, or the error if the GPU refuses the kernel: for
     example, older versions of macOS have no `matmul2d`. In the emulator, a result has operation counts, and only one
-    type of weights and one type of activations run.
-    The head is left out, because a prompt needs only one row of logits.
+    type of weights and one type of activations run. The head is left out, because a prompt needs one row of logits.
     """
     emulated = executor == "emulator"
     vectors = COUNTED if emulated else PROMPT
@@ -125,7 +124,7 @@ def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[
 
 
 def climb_attention(*, n_heads: int, n_kv_heads: int, head_dim: int, executor: ExecutorName) -> Iterator[Row]:
-    """Yield the time of a prompt's attention: of MLX for each type, of our kernel for float32. Skip the emulator."""
+    """Yield the times of a prompt's attention, MLX's for each type, our kernel's for float32; none in the emulator."""
     if executor == "emulator":
         return
     rng, T = np.random.default_rng(0), PROMPT
@@ -194,7 +193,7 @@ def _planned(call: Call) -> Launch:
 
 
 def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
-    """Return a launch per tuning. Skip tunings that would split the SIMD-groups of a row between threadgroups."""
+    """Return a launch per tuning. Skip tunings that spread the SIMD-groups of a row over several threadgroups."""
     launches = []
     for tuning in tunings:
         try:
@@ -219,7 +218,7 @@ def _measured(launches: list[Launch], executor: ExecutorName) -> Row:
 
 
 def _parameters(launch: Launch) -> Row:
-    """Return the kernel's parameters among R (rows per lane), NSG (SIMD-groups per threadgroup) and KS (per row)."""
+    """Return the kernel's parameters among R (rows per lane), NSG and KS (SIMD-groups per threadgroup and per row)."""
     template = dict(launch.template)
     return {name: template[name] for name in ("R", "NSG", "KS") if name in template}
 

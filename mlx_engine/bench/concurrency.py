@@ -1,8 +1,8 @@
-"""Measure several clients at once, in interleaved rounds, and format the rows.
+"""Measure several clients at once, in interleaved rounds, and format the results as tables.
 
-A round has a run for each number of clients. If the machine slows down for a while, this affects all numbers of clients
-alike. Every other round is in reverse order, so that no number of clients always runs after the same other number. A
-figure is the median over the rounds, and the figures of every round are kept.
+A round has a run for each number of clients, so a temporary slowdown of the machine affects all numbers alike. Every
+second round is in reverse order, so that a number of clients does not always run after the same other number. A figure
+is the median over the rounds, and the figures of every round are kept.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Sample:
-    """The figures of one run, and whether the budget ended the run."""
+    """The figures of one run (`shared_prefix`: of three runs), and whether the budget ended a run."""
 
     figures: Figures
     was_cut: bool = False
@@ -61,8 +61,8 @@ def interleaved(
 ) -> Iterator[dict[int, list[Sample]]]:
     """Run the rounds. After each round, yield a map from each number of clients to its samples so far.
 
-    `announce` is called before each run with (runs done, runs in total, title), then `sample` with (round, number of
-    clients, seconds that are left or None).
+    For each run, `announce` is called with (runs done, runs in total, title), then `sample` with (round, number of
+    clients, seconds left of the budget; None without a budget).
     """
     found: dict[int, list[Sample]] = {n: [] for n in plan.concurrency}
     spent = dict.fromkeys(plan.concurrency, 0.0)
@@ -187,7 +187,7 @@ def engine_rows(
         target = Scheduled(bench.engine, bench.sizes, prefix_cache=prefix_cache, **settings)
         rows: list[Row] = []
         for measured in target_rows(target, plan, bench.limits, announce):
-            # The load of other processes is unknown with several ranks, because it would include ranks on this machine.
+            # With several ranks, the load of others is unknown: the measured load includes ranks on this machine.
             unknown = fields(None) if bench.engine.model.is_shared else {}
             rows = [{**about, **bench.about(), **row, **unknown} for row in measured]
             yield [*found, *rows]
@@ -199,7 +199,7 @@ def server_rows(server: Served, plan: Plan, *, announce: Announce = lambda *repo
     """After each round, yield all rows so far, one per number of clients of a server."""
     common = {**origin(), "model_name": server.model, "model_size": None, "model_n_params": None, "quant": "keep"}
     common |= {"backend": "HTTP", "url": server.url, "device": None, "threads": None, "unavailable": None, "kv": True}
-    # The load of other processes is unknown, because it would include a server on this machine.
+    # The load of other processes is unknown: the measured load includes a server on this machine.
     common |= fields(None)
     for rows in target_rows(server, plan, None, announce):
         yield [{**row, **common} for row in rows]

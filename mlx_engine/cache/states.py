@@ -56,8 +56,8 @@ class StatePool:
         generations: for each slot, how often it has been allocated. While this count is the same, the contents of the
             slot are unchanged.
         nbytes_each: bytes of one slot: the states of all layers.
-        reclaim: a function that the prefix cache sets, or None. If fewer than n slots are free, `reclaim(n)` is called
-            to free cached states.
+        reclaim: a function that the prefix cache sets, or None. If fewer than n slots are free, `make_room(n)` calls
+            `reclaim(n)`, which frees cached states.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class StatePool:
 
     @property
     def arrays(self) -> list[Array]:
-        """The different stores."""
+        """All stores, each once: layers may share stores."""
         return list({id(store): store for of_layer in self.stores for store in of_layer}.values())
 
     @property
@@ -162,8 +162,9 @@ class SequenceState:
         self._pending: list[Snapshot] = []
         # A state inside the last committed pass, which is kept for the prefix cache.
         self._inside: Snapshot | None = None
-        # After a pass with a run for each token, only the state after `_only` tokens may become `_inside`; 0: no state
-        # may. After other passes, `_only` is None: the state inside the pass, if there is one, becomes `_inside`.
+        # Which state of the pass that was begun last may become `_inside`. If the pass has a run for each token: only
+        # the state after `_only` tokens, or no state if `_only` is 0. For other passes, `_only` is None, and the state
+        # inside the pass becomes `_inside` if there is such a state.
         self._only: int | None = None
 
     @property
@@ -213,7 +214,7 @@ class SequenceState:
             self._pool.give_back(self._pending.pop().slot)
 
     def snapshots(self, length: int) -> list[Snapshot]:
-        """Return the committed states after 1 to `length` tokens that this sequence holds, shortest first."""
+        """Return the committed states after 1 to `length` tokens that this sequence holds, fewest tokens first."""
         found = [self.committed] if self._inside is None else [self._inside, self.committed]
         return [state for state in found if 0 < state.length <= length and state.slot != ZERO]
 

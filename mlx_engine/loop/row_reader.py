@@ -26,7 +26,7 @@ class RowReader(ABC):
     """Reads the rows of the tokens at positions [start, end) of a prompt.
 
     Attributes:
-        kind: "logits" (R, V), or "hidden": the hidden states (R, D) after the last norm, without the head.
+        kind: "logits" (R, V) of R tokens, or "hidden", the hidden states (R, D) after the last norm, without the head.
         start: the position of the next row to read; it grows while the prompt is run. If the sequence is preempted and
             computed again, the rows before this position are skipped.
         end: the position after the last row to read.
@@ -38,9 +38,9 @@ class RowReader(ABC):
         self.start, self.end = start, end
 
     def n_wanted(self, first: int, n: int) -> int:
-        """Return how many of a chunk's last tokens need a row; 0 if the reader needs no row of the chunk.
+        """Return the number of a chunk's last tokens whose rows the pass must return for the reader.
 
-        The chunk has n tokens, from position `first` on.
+        Return 0 if the reader needs no row of the chunk. The chunk has n tokens, from position `first` on.
         """
         at = max(first, self.start)
         return first + n - at if at < min(self.end, first + n) else 0
@@ -58,7 +58,7 @@ class RowReader(ABC):
 
 
 class PromptLogprobs(RowReader):
-    """Computes the log-probability of each token of a prompt after the first, and of the `n_top` most likely tokens.
+    """Computes the log-probability of each prompt token after the first, and those of the `n_top` most likely tokens.
 
     Attributes:
         tokens: the log-probabilities so far, from those of the prompt's second token on.
@@ -95,8 +95,8 @@ class LastLogits(RowReader):
 class PooledHidden(RowReader):
     """Computes one vector from a prompt's hidden states.
 
-    With the pooling "last", the vector is the hidden state of the last token; with "cls", of the first token; with
-    "mean", the mean of all hidden states, as a float64 sum in the order of positions.
+    With the pooling "last", the vector is the hidden state of the last token; with "cls", that of the first token; with
+    "mean", the mean of all hidden states, which are added in float64 in the order of positions.
     """
 
     kind = "hidden"
@@ -111,7 +111,9 @@ class PooledHidden(RowReader):
         self._sum = added if self._sum is None else self._sum + added
 
     def vector(self, dimensions: int | None = None, *, normalized: bool) -> np.ndarray:
-        """Return the float32 vector (D,), or its first `dimensions` values; with `normalized`, divided by its L2 norm.
+        """Return the float32 vector (D,), or its first `dimensions` values.
+
+        With `normalized`, divide these values by their L2 norm.
 
         Raises:
             ValueError: the prompt has not been run.

@@ -5,7 +5,7 @@ of prompts. While answers are being generated, a pass has few tokens of prompts,
 prompt of another request. Requests are admitted in their order of arrival, when a slot (the place of a running answer)
 and the pages for their prompt are free. When the pages of the KV cache run out, cached prefixes that no sequence uses
 are evicted. If this is not enough, the newest sequence is preempted: its pages are freed, and it is computed again
-later. The tokens of a sequence do not depend on any of this, see docs/exactness.md.
+later. The tokens of a sequence do not depend on these decisions, see docs/exactness.md.
 
 Without a KV cache (`--no-kv`), all tokens of a sequence are marked as unread (to be run) after each new token, so each
 pass runs whole sequences again. With a `Speculation`, a pass may also run proposed next tokens of a sequence
@@ -278,7 +278,7 @@ class Scheduler:
         while True:
             chunks = self._chunks() if only is None else self._chunk_alone(only)
             n_pages = sum(chunk.sequence.n_pages(chunk.n) for chunk in chunks)
-            # After the pass with a prompt's last token, its parallel samples become sequences: each copies a page.
+            # After the pass with a prompt's last token, parallel samples become sequences, and each copies a page.
             ends = [chunk.sequence for chunk in chunks if chunk.samplers]
             forked = [one for one in self.running if one.parallel and (one in ends or self._runner.n_pending(one))]
             n_copies = sum(len(one.parallel) for one in forked)
@@ -304,7 +304,8 @@ class Scheduler:
             ready = [one for one in ready if one.request.is_hidden != self._was_hidden]
         chunks = [sequence.chunk(1) for sequence in ready if len(sequence.unread) == 1]
         chunks = chunks[: -(-len(self.running) // n_batches)]
-        # A pass that returns hidden states runs no answers, so its budget is small while answers wait.
+        # A pass that returns hidden states runs no tokens of answers. Its budget is small while answers are being
+        # generated, so that they do not wait long.
         is_hidden = bool(ready) and ready[0].request.is_hidden
         is_shared = (
             self.others_answer or bool(chunks) or (is_hidden and any(one.output.token_ids for one in self.running))
@@ -343,8 +344,9 @@ class Scheduler:
     def _make_room(self, n_pages: int, n_copies: int = 0) -> bool:
         """Evict unused prefixes until there are enough free pages; return whether there are now enough.
 
-        Each group of layers without a window needs `n_pages + n_copies` free pages. Groups with a window only need
-        pages for the copies, because the pool always has enough of their pages for one sequence per slot.
+        A group is the layers with the same attention window. The group without a window needs `n_pages + n_copies` free
+        pages. A group with a window needs pages only for the copies, because the pool has enough pages of this group
+        for one sequence per slot.
         """
         return self.pool.make_room([n_copies + (n_pages if window is None else 0) for window in self.pool.windows])
 
@@ -501,7 +503,7 @@ class Scheduler:
             self._fail(first, error)
 
     def _finish_hidden(self, done: PassOutput) -> None:
-        """End the requests for hidden states whose prompts have been run."""
+        """End each request for hidden states if its whole prompt has been run."""
         for chunk in done.chunks:
             sequence = chunk.sequence
             # The last pass of the prompt may still be in flight, so compare the committed length.
@@ -513,7 +515,7 @@ class Scheduler:
                 self._finish(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
-        """Add an ended sequence to the prefix cache, and free its other pages."""
+        """Add an ended sequence to the prefix cache, and free the pages that the cache does not keep."""
         self._runner.drop(sequence)
         if self.speculation is not None:
             self.speculation.end(sequence)

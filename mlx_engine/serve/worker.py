@@ -37,9 +37,9 @@ class Load(NamedTuple):
     Attributes:
         running: the number of answers with a slot.
         waiting: the number of answers without a slot.
-        kv_usage: the share of the pages of the KV cache that answers or the prefix cache hold, 0 to 1. Each attention
-            window has its own pages; this is the largest share of all windows.
-        pages: the number of pages that answers hold, without pages that only the prefix cache holds.
+        kv_usage: the share of the pages of the KV cache that answers or the prefix cache hold, 0 to 1. Layers with
+            different attention windows have separate pages; `kv_usage` is the largest share of all windows.
+        pages: the number of pages that answers hold. Pages that only the prefix cache holds do not count.
         disk: the counters of prefixes on disk, an object that later steps change; None if no prefixes are kept on disk.
     """
 

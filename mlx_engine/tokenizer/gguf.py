@@ -35,8 +35,8 @@ def from_gguf(metadata: Mapping[str, object], *, where: str) -> Tokenizer:
     """Build the tokenizer that a GGUF file describes; `where` names the file in errors.
 
     Names of pre-tokenizers, the texts of end tokens, and missing keys are interpreted as in llama.cpp. If the file
-    names no pre-tokenizer, byte-level BPE uses `default`, with a warning. The defaults of SPM are a BOS, a space before
-    the text, and ids 1, 2 and 0 for BOS, EOS and unknown.
+    names no pre-tokenizer, byte-level BPE uses `default`, with a warning. If keys are missing, SPM adds a BOS and
+    a space before the text, and uses ids 1, 2 and 0 for BOS, EOS and unknown if these tokens have the right types.
 
     If merges of byte-level BPE produce a normal token that is spelled like an end token, the token stays normal, unlike
     in llama.cpp. Qwen has such a token, `</s>`.
@@ -83,7 +83,7 @@ def _spm(read: Metadata) -> Tokenizer:
     tokens = read.strings(_TOKENS)
     types = _types(read, len(tokens), [i for i, token in enumerate(tokens) if token in END_NAMES])
     for i in np.flatnonzero(types == TokenType.USER_DEFINED).tolist():
-        # User-defined tokens are matched against unnormalised text, so they need real spaces; some files have U+2581.
+        # User-defined tokens are matched against unnormalised text, so U+2581, which some files write, becomes a space.
         tokens[i] = tokens[i].replace(SPACE_MARK, " ")
     _check_bytes(read, tokens, types)
     scores = read.numbers("tokenizer.ggml.scores", count=len(tokens), kinds="fiu")
@@ -133,7 +133,7 @@ def _vocabulary(
 ) -> Vocabulary:
     """Return the vocabulary; `add_bos` is the default of the key `add_bos_token`.
 
-    With `has_usual`, BOS, EOS and the space before the text have SPM's defaults.
+    With `has_usual`, missing keys of BOS, EOS and the space before the text have SPM's defaults.
     """
     bos_id = read.token_id("tokenizer.ggml.bos_token_id", len(tokens))
     eos_id = read.token_id("tokenizer.ggml.eos_token_id", len(tokens))
@@ -171,7 +171,7 @@ def _usual(token_id: int | None, usual: int, role: TokenType, types: NDArray[np.
 
 
 def _ids(read: Metadata, tokens: list[str]) -> dict[str, int]:
-    """Return the id of each token. Empty tokens are left out, since no text encodes to them."""
+    """Return a map from each token to its id, without empty tokens, because no text encodes to them."""
     if not tokens:
         raise read.error(_TOKENS, "at least one token", "none")
     ids = dict(zip(tokens, range(len(tokens)), strict=True))

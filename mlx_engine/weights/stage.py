@@ -12,8 +12,8 @@ import numpy as np
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
-# Names of weights outside of the layers: FIRST matches weights that the first stage reads, LAST weights that the last
-# stage reads. Every stage reads the other weights, which are small.
+# Of the names of weights outside of the layers, FIRST matches those of the first stage, and LAST those of the last
+# stage. The other weights outside of the layers are small, and every stage reads them.
 FIRST = re.compile(r"(token_embd|position_embd|per_layer_\w+)\.")
 LAST = re.compile(r"(output_norm|output)\.")
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -88,7 +88,7 @@ class OwnSlices(Protocol):
         """Return whether the products of a linear layer are partial sums, which are added over all ranks."""
 
     def has(self, name: str) -> bool:
-        """Return whether this rank has a tensor. If a layer `is_partial`, only one rank has its bias."""
+        """Return whether this rank has a tensor. Only one rank has the bias of a layer that `is_partial`."""
 
     def layers(self, layers: Sequence[Any]) -> Sequence[Any]:
         """Return the layers with this rank's numbers of heads and channels in place of the model's."""

@@ -34,16 +34,16 @@ from .sums import PANEL_SIZES, WIDE
 # Bytes of scratch memory that `four_rows`, `expand`, `panel` and `eight_rows` get for scales.
 FORMAT_SCRATCH = 4 * STRETCH
 
-# Values of a format's MOST: the most input vectors that gemv multiplies with rows as they are stored. For more vectors
-# gemm is faster (measured): gemm dequantises weights once, gemv once per panel of packed input vectors. With AVX-512,
-# two panels are faster than gemm if dequantising is cheap (MLX's groups of 8-bit quants) or not needed (float32), but
-# not for Q8_0: for 10 to 18 vectors, gemm takes 4 to 10 % less time (Xeon).
+# A format's MOST is the most input vectors that gemv multiplies with rows as they are stored: those of one or of two
+# panels (packed input vectors, at most 9). For more vectors gemm is faster (measured), because it dequantises weights
+# once, and gemv once per panel. With AVX-512, two panels are faster than gemm if dequantising is cheap (MLX's groups of
+# 8-bit quants) or not needed (float32), but not for Q8_0: for 10 to 18 vectors, gemm takes 4 to 10 % less time (Xeon).
 TWO_PANELS = min(PANEL_TOKENS, 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1])
 ONE_PANEL = PANEL_SIZES[-1]
 
 
 def kernels_of(name: str) -> Any:
-    """Return the module of a format; for one of MLX's affine formats, an object with the same names."""
+    """Return the module of a format; for one of MLX's affine formats, an object with the names of such a module."""
     is_affine = affine_format(name) is not None
     module: Any = importlib.import_module(f"{PACKAGE}.formats.{'affine' if is_affine else name}")
     return module.kernels(name) if is_affine else module
@@ -52,8 +52,9 @@ def kernels_of(name: str) -> Any:
 def export_format(name: str) -> list[str]:
     """Export a format's kernels for float32 products; return the exported names.
 
-    A format defines BLOCK (weights of a block), BLOCK_BYTES, MOST, and the kernels `four_rows` and `dequantize`. The
-    latter is exported as `expand`. All formats but float32 also define `panel` and `eight_rows` (`export_panel`).
+    A format defines BLOCK (weights of a block), BLOCK_BYTES, MOST, and the kernels `four_rows` and `dequantize`.
+    `dequantize` is exported as `expand`. A third exported function, `sizes`, writes the three numbers. All formats but
+    float32 also define `panel` and `eight_rows` (`export_panel`).
     """
     found = kernels_of(name)
     rows_of, blocks_of = found.four_rows, found.dequantize
@@ -109,7 +110,7 @@ def export_panel(name: str) -> list[str]:
 
 @jit
 def row_bytes(job: Any, m: int, n_columns: int) -> Any:
-    """Return the number of bytes of `n_columns` columns of matrix m; `n_columns` is a multiple of the block size.
+    """Return the bytes of `n_columns` weights of a row of matrix m; `n_columns` is a multiple of the block size.
 
     The words of matrix m begin at `job[m]` (`layout.py`).
     """
@@ -163,12 +164,12 @@ def expand(
 ) -> None:
     """Write `n` weights of a row of matrix m, from `column` on, to `out[at:]` as float32.
 
-    In `out`, groups of 16 weights begin `step` elements apart. A group is stored in runs of `PART` weights, which begin
-    `apart` elements apart. With `step = 16` and `apart = PART`, weights keep their order. With `step = PART` and
-    `apart = n / 16 * PART`, they are stored in parts, (16 / PART, n / 16, PART) (`tile.py`).
+    In `out`, groups of 16 weights begin `step` elements apart. A group is stored in runs of `PART` weights
+    (`vectors.py`), which begin `apart` elements apart. With `step = 16` and `apart = PART`, weights keep their order.
+    With `step = PART` and `apart = n / 16 * PART`, `out` is an array (16 / PART, n / 16, PART), as `tile.py` reads it.
 
-    `column` and `n` are multiples of the block size. For float32, `n` is any number, and zeros fill the last group of
-    16. `out` is an address, and `scratch` the address of `FORMAT_SCRATCH` bytes of scratch memory.
+    `column` and `n` are multiples of the block size. For float32, `n` may be any number, and zeros fill the last
+    group of 16. `out` is an address, and `scratch` the address of `FORMAT_SCRATCH` bytes of scratch memory.
     """
     start, block = row * n_columns + column, job[m + FORMAT + BLOCK_WEIGHTS]
     invoke(

@@ -1,8 +1,8 @@
 """The sum of the exponentials of a row of logits, in float64: the divisor of softmax. Reference: `order_numpy.py`.
 
 The order of summation is fixed: lane i % 16 adds element i, then lanes that are 8, 4, 2 and 1 apart are added. The
-exponential uses only additions, multiplications and a rounding to integers, but no fused multiply-add, which NumPy
-lacks. So all processors and NumPy give the same bits.
+exponential uses additions, multiplications and a rounding to integers, but no fused multiply-add, which NumPy lacks.
+So all processors and NumPy give the same bits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def widen(typing: Any, a: Any) -> Any:
 def add_to_exponent(typing: Any, a: Any, n: Any) -> Any:
     """Return `a * 2**k`, which must be a normal number, given `n = ROUNDER + k` with an integer k.
 
-    The low 12 bits of n are k in two's complement. They are added to the high 12 bits of a, sign and exponent.
+    The low 12 bits of n are k in two's complement. They are added to the high 12 bits of a (sign and exponent).
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -68,7 +68,7 @@ _0, _1, _2, _3, _4, _5, _6 = COEFFICIENTS
 
 @jit
 def exp(x: Any) -> Any:
-    """Return `e**x` for x <= 0 in float64, computed as in `order_numpy.exp`."""
+    """Return `e**x` for x <= 0 in float64, or `e**LEAST` for x < LEAST, computed as in `order_numpy.exp`."""
     x = mul(larger(splat(LEAST), x), splat(LOG2_E))
     n = add(x, splat(ROUNDER))
     r = sub(x, sub(n, splat(ROUNDER)))
@@ -92,7 +92,8 @@ def sum_exp(row: int, n: int, top: float, out: int) -> None:
     for i in range(0, whole, LANES):
         sums = add(sums, exp(sub(widen(load(x, i)), largest)))
     if whole < n:
-        # Lanes without an element add e**LEAST, which changes no bit of the total, because the total is >= 1.
+        # Lanes without an element add e**LEAST, which changes no bit of the total, because the total is >= 1:
+        # the largest element adds 1.
         last = splat_float(-math.inf)
         for i in range(whole, n):
             last = between(i - whole, i - whole + 1, splat_float(get(x, i)), last)

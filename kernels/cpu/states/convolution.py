@@ -1,9 +1,9 @@
 """Causal convolutions over the tokens of sequences (short convolutions), and products with an activated gate.
 
-Each channel is summed separately, from the oldest input to the newest, so the bits do not depend on the number of
-tokens in a pass. A *run* is consecutive rows of one sequence. A state slot has the last `taps - 1` inputs of a
-sequence. A run reads the inputs before its first row from its source slot, and writes the last inputs up to its end to
-its target slot.
+Each channel of a row is the weighted sum of this channel's last `taps` inputs, added from the oldest to the newest, so
+the bits do not depend on the number of tokens in a pass. A *run* is consecutive rows of one sequence. A state slot has
+the last `taps - 1` inputs of a sequence. A run reads the inputs before its first row from its source slot. It writes
+the `taps - 1` inputs that end with its last row to its target slot.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CHANNELS, TOKENS = 128, 32
 
 @jit
 def _input(job: Any, x: Any, before: Any, row: int, c: int) -> Any:
-    """Return 16 channels of a row of the input, multiplied with the gate of the input if there is one."""
+    """Return 16 channels, from c on, of a row of the input, multiplied with the input gate if the job has one."""
     value = load(x, row * job[X_ROW] + c)
     return mul(value, load(before, row * job[BEFORE_ROW] + c)) if job[BEFORE] != 0 else value
 
@@ -95,10 +95,11 @@ def short_conv(
     address: int, block: int, n_rows: int, x: int, x_row: int, before: int, before_row: int, after: int, after_row: int,
     states: int, runs: int, n_runs: int, out: int,
 ) -> None:  # fmt: skip
-    """Write `out = after * f(convolution(before * x) + bias)` for `n_rows` = T rows; f is SiLU if CONV_SILU is set.
+    """Write `out = after * f(convolution(before * x) + bias)` for `n_rows` = T rows.
 
-    `address` is that of the thread pool's control block, `block` that of the convolution's words (`layout.py`). C, the
-    number of channels, is a multiple of 16. An argument `..._row` is the distance in elements from row to row.
+    f is SiLU if CONV_SILU is set, else the identity. `address` is that of the thread pool's control block, `block` that
+    of the convolution's words (`layout.py`). C, the number of channels, is a multiple of 16. An argument `..._row` is
+    the distance in elements from row to row.
 
     - x: address of the input. before, after: addresses of the gates of the input and of the output, or 0
     - states: address of the states, (slots, taps - 1, C). runs: address of the runs, int64 (n_runs, RUN_WIDTH)
@@ -115,7 +116,7 @@ def short_conv(
 
 @task
 def gate_span(job: Any, chunk: int, scratch: int) -> None:
-    """Multiply x with the activated gate, for the rows of TOKENS tokens; without x, write the activated gate."""
+    """Write the product of x and the activated gate for TOKENS rows; without x, write the activated gate."""
     x, gate, out = floats(job[X]), floats(job[BEFORE]), floats(job[OUT])
     for t in range(chunk * TOKENS, min((chunk + 1) * TOKENS, job[ROWS])):
         for i in range(0, job[WIDTH], LANES):

@@ -64,7 +64,7 @@ class Buffer:
 
     @property
     def end(self) -> int:
-        """The smallest offset `at` of a buffer after this one: `at + width`, rounded up to whole cache lines."""
+        """The smallest `at` that a buffer behind this one may have: `at + width`, rounded up to whole cache lines."""
         return self.at + layout.whole_vectors(self.width)
 
 
@@ -220,7 +220,7 @@ class Lowering:
         return out
 
     def _residual(self, x: Place | None, out: Place) -> Place | None:
-        """Return the location, with contiguous rows, of a residual that a step adds to `out`; check its shape."""
+        """Return the place, with contiguous rows, of the residual x that a step adds to `out`; check the shape of x."""
         if x is None:
             return None
         added = self._whole(self._place(x))
@@ -292,7 +292,7 @@ class Lowering:
         return self._exchange(layout.ALL_COLUMNS, x, n)
 
     def _exchange(self, op: int, x: Place, width: int) -> Place:
-        """Add an exchange between ranks, which runs between two calls of the kernels. The result is (rows, width)."""
+        """Emit an exchange between ranks, which Python runs between two calls of the program. Return (rows, width)."""
         source = self._whole(self._place(x))
         out = self._new(width, source.is_wanted, source.head_dim)
         self._emit(op, source.is_wanted, source, OUT=out.buffer, ROW_WIDTH=width)
@@ -385,7 +385,7 @@ class Lowering:
         return self._rotated((place,), head_dim, norms, Rope.none(head_dim) if rope is None else rope)[0]
 
     def _rotated(self, of: Sequence[Place], head_dim: int, norms: Any, rope: Rope) -> list[Place]:
-        """Norm and rotate the heads of one or two values with one cos/sin table."""
+        """Emit a step that applies norms and one cos/sin table to the heads of one or two values."""
         out = [self._new(place.width, False, head_dim) for place in of]
         n_heads, n_others = ([place.width // head_dim for place in of] + [0])[:2]
         outputs = {"OUT": out[0].buffer} if len(out) == 1 else {"OUT": out[0].buffer, "OUT_2": out[1].buffer}
@@ -511,12 +511,12 @@ class Lowered:
         x: the buffer of the input: the hidden states before the first layer, and other inputs (`Backend.compile`).
         y: the location of the result.
         floats: number of scratch floats per token for all values.
-        inputs: number of scratch floats per token that products need: the largest number of all steps.
+        inputs: the most scratch floats per token that the product of a step needs.
         experts: the mixtures of experts; `ExpertBlock.floats` returns the scratch floats that a mixture needs.
-        parts: number of scratch floats per query and block of keys for the partial results of attention.
+        parts: the most scratch floats per query and block of keys that attention needs for partial results.
         kv: for each layer, the number of KV heads, the head dim and the number of arrays of the KV store; None for a
             layer without keys and values. The list ends with the last layer that has keys and values or a state.
-        ropes: maps the index of each step that rotates heads to the rotary embedding.
+        ropes: maps the index of each step that rotates heads to the step's rotary embedding.
         kept: objects that must stay alive, because `steps` only has their addresses.
     """
 
@@ -533,7 +533,7 @@ class Lowered:
 
 
 def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) -> Lowered:
-    """Run the definition `layers` on a `Lowering`, and return its steps. `width` is the number of columns of the input.
+    """Run the definition `layers` on a `Lowering`, and return the steps. `width` is the number of columns of the input.
 
     Raises:
         CannotCompileError: the kernels do not have an operation, or do not support its arguments.
@@ -560,7 +560,7 @@ def lower(backend: CompiledBackend, layers: Layers, width: int, want: Wanted) ->
     )
 
 
-# The names of the operations that `Lowering` has.
+# The names of the backend operations that `Lowering` implements.
 LOWERED = [name for names in OPERATIONS.values() for name in names if name in vars(Lowering)]
 
 
