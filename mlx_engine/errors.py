@@ -14,7 +14,7 @@
     ├── OptionError (ValueError)       an option's value is invalid
     │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
     ├── CacheFullError (RuntimeError)  the KV cache is full
-    ├── ConstraintError (ValueError)   the constraint on an answer allows no token as the next one, or fails
+    ├── ConstraintError (ValueError)   the constraint on an answer allows no next token, or fails
     ├── ProcessorError (RuntimeError)  a function of the user that edits logits or chooses tokens has failed
     ├── NotFiniteError (ArithmeticError)  a forward pass gave logits that are NaN or infinite
     ├── ClosedError (RuntimeError)     an engine or a session has been closed
@@ -56,7 +56,7 @@ def listed(names: Iterable[object]) -> str:
 
 
 def first(names: Sequence[str], most: int = SHOWN) -> str:
-    """Return at most `most` names as text, and how many more there are."""
+    """Return the first `most` names as text, and the number of the remaining names."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
 
@@ -126,7 +126,7 @@ class UnsupportedConfigError(ModelError):
     Args:
         where: the file, and for a nested setting the names of the settings around it.
         expected: the values of the setting that are implemented.
-        name: the name of the setting for the option `allow_settings`, which ignores it; None if it cannot be ignored.
+        name: the name by which the option `allow_settings` ignores the setting; None if the setting cannot be ignored.
         hint: a possible cause, or what to do.
     """
 
@@ -162,7 +162,7 @@ class TensorMismatchError(ModelError):
 
 
 class NotShardableError(ModelError):
-    """A matrix cannot be cut into as many parts as there are ranks, or there is no rule how to cut a tensor."""
+    """A matrix cannot be cut into one part per rank, or there is no rule how to cut a tensor."""
 
     def __init__(self, *, where: str, name: str, expected: str, found: str, hint: str) -> None:
         self.where, self.name, self.expected, self.found, self.hint = where, name, expected, found, hint
@@ -252,7 +252,7 @@ class ContextLengthError(OptionError):
 
 
 class ConstraintError(EngineError, ValueError):
-    """The constraint on an answer allows no token as the next one, forbids a given token, or fails."""
+    """The constraint on an answer allows no next token, forbids a given token, or fails."""
 
 
 class ProcessorError(EngineError, RuntimeError):

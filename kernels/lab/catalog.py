@@ -36,9 +36,10 @@ _ANY = "K a multiple of 32, any number of vectors"
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
 _HALF = "K a multiple of 32, any number of vectors of float16 or bfloat16"
 _SUM = "epsilons of sum |w||x|"
-# For kernels with this unit, the reference computes an error bound for each element; the bound is a multiple of it.
+# For kernels with this unit, the reference computes an error bound for each element; `About.bound` is a factor of it.
 _CARRIED = "the reference's bound"
-# First the kernels of the ladder (kernels of the same product, from slow to fast).
+# Maps the name of each kernel to its `About`. The kernels of the ladder (kernels of the same product, from slow to
+# fast) come first.
 _ABOUT = {
     "thread_per_output": About(_ANY, _ONE_BY_ONE, _SUM),
     "simd_per_row": About(_ANY, _LANES, _SUM),
@@ -86,7 +87,7 @@ class Entry:
 
     @property
     def summary(self) -> str:
-        """The first line of the module's docstring, without "Rung N of the Q8_0 ladder: "."""
+        """The first paragraph of the module's docstring, without "Rung N of the Q8_0 ladder: "."""
         text = re.sub(r"^Rung \d+ of the Q8_0 ladder: ", "", self._first_line)
         return text[:1].lower() + text[1:].rstrip(".") if not text[1:2].isupper() else text.rstrip(".")
 
@@ -112,8 +113,8 @@ class Entry:
     def typical(self) -> Launch:
         """Return the launch with the most input elements.
 
-        Its large arrays are in `device` memory, as the arrays of models are. MLX passes arrays of under 8 elements as
-        `constant`.
+        MLX passes arrays of under 8 elements in `constant` memory, and larger arrays, such as those of models, in
+        `device` memory.
         """
         return max((case.launch() for case in cases(self.name)), key=lambda launch: sum(x.size for x in launch.inputs))
 
@@ -131,8 +132,8 @@ def check_entries(
 ) -> list[Verdict]:
     """Check kernels in all shapes. In the emulator, later kernels are compiled while earlier kernels run.
 
-    Whatever `orders` says, the emulator requires what CUDA requires, because the backend `cuda` runs the same kernels:
-    that all lanes take part in SIMD-group operations, and that floating-point literals have a suffix.
+    The backend `cuda` runs the same kernels, so the emulator checks two rules of CUDA, whatever `orders` says: all
+    lanes take part in SIMD-group operations, and floating-point literals have a suffix.
     """
     orders = replace(orders, lanes="all", suffixes=True)
     total, done, verdicts = sum(entry.n_cases for entry in every), 0, list[Verdict]()

@@ -21,7 +21,7 @@ from mlx_engine.conversation.schemas import STRINGS, Types, json_of, types_of
 Emit = Callable[[str], object]
 Reading = Generator[None, None, None]
 
-# Unescaped characters of a JSON string.
+# Characters that a JSON string may have unescaped, except MARK, which stands before each control token.
 PLAIN = re.compile(rf'[^"\\\x00-\x1f{MARK}]+')
 # SCALAR: the characters of a number, true, false or null. JSON_SCALAR: these values in JSON's syntax.
 SCALAR = re.compile(r"[-+.\w]*")
@@ -35,7 +35,7 @@ ESCAPED = frozenset('"\\/bfnrtu')
 # Keys of a call that are ignored, with their values.
 IGNORED = ("id", "type", "tool_call_id")
 
-# The deepest nesting of values; deeper values are malformed.
+# The deepest nesting of values; deeper values raise MalformedError.
 MAX_DEPTH = 64
 
 
@@ -113,7 +113,7 @@ class CallReader:
 
     Attributes:
         tools: the tools by name.
-        n_calls: the number of calls so far.
+        n_calls: the number of calls that have begun.
         n_ended: the number of calls whose arguments are complete.
     """
 
@@ -136,7 +136,7 @@ class CallReader:
         """Parse calls and their closing delimiter. If there are no calls, return False and do not move the cursor.
 
         Args:
-            name: the name of the tool, if the opening delimiter has it.
+            name: the name of the tool, if the opening delimiter contains it.
             has_opening: whether an opening delimiter stands before the cursor; False only with `CallForm.is_bare`.
             before: a function that is called before each `CallBegin`.
         """
@@ -247,7 +247,10 @@ class CallReader:
         self._events += [TextDelta(", ".join(others))] if others else []
 
     def _arguments(self, name: str | None) -> Reading:
-        """Parse arguments: an object, which is emitted piece by piece; a string with an object's JSON text; or null."""
+        """Parse the arguments of a call, and emit the call.
+
+        Arguments are an object, which is emitted piece by piece; a string with an object's JSON text; or null.
+        """
         char = yield from self._char()
         if char == "{":
             self._begin(name)
@@ -260,7 +263,7 @@ class CallReader:
             raise MalformedError
 
     def _value(self, emit: Emit) -> Reading:
-        """Emit a JSON value, translated from the syntax of the format."""
+        """Parse a value in the syntax of the format, and emit it as JSON."""
         cursor, closing = self._cursor, list[str]()
         while True:
             char = yield from self._char(emit)
@@ -368,7 +371,7 @@ class CallReader:
         return "".join(parts).strip()
 
     def _char(self, emit: Emit | None = None) -> Generator[None, None, str]:
-        """Move over white space, pass it to `emit` if this is given, and return the next character."""
+        """Move over white space, pass it to `emit` unless that is None, and return the next character."""
         spaces = yield from self._cursor.spaces()
         if emit is not None and spaces:
             emit(spaces)
@@ -423,7 +426,7 @@ class CallReader:
                 cursor.at = end
                 value.end()
                 return
-            # Neither another value nor the end of the call follows, so this closing tag is part of the value.
+            # No other value and no end follows this closing tag, so the tag is part of the value.
             value.add(cursor.text[at])
             cursor.at += 1
 
@@ -452,7 +455,7 @@ class CallReader:
 
 
 class _Value:
-    """The value of an argument that is written without quotes; it is emitted as JSON."""
+    """Collects the text of an argument's value, which is written without quotes, and emits it as JSON."""
 
     def __init__(self, emit: Emit, types: Types | None) -> None:
         self._emit, self._types, self._held, self._is_string = emit, types, "", False
@@ -473,7 +476,7 @@ class _Value:
         self._emit('"' if self._is_string else json_of(self._held, self._types))
 
     def stop(self) -> None:
-        """Emit the text that was held back of a value whose end is missing, as a JSON string without its end."""
+        """End a value that is cut off: emit text that was held back, as a JSON string without its closing quote."""
         if not self._is_string and self._held:
             self._emit('"' + _escaped(self._held))
 
@@ -483,7 +486,10 @@ def _escaped(text: str) -> str:
 
 
 def _object_text(text: str) -> str:
-    """Return the JSON text of the object in `text`, which may be quoted as a string; "{}" for null or no text."""
+    """Return the JSON text of an object. `text` is the object, a JSON string that contains it, or null.
+
+    Return "{}" for null and for an empty string.
+    """
     try:
         value = json.loads(text)
         text, value = (value, json.loads(value or "{}")) if isinstance(value, str) else (text, value)
@@ -545,7 +551,7 @@ def _python_call(call: ast.expr, tools: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _python_value(value: ast.expr) -> Any:
-    """Return the value of a literal in Python's syntax, or with JSON's true, false and null."""
+    """Return the value of a Python literal, which may contain JSON's true, false and null."""
     if isinstance(value, ast.Name) and value.id in ("true", "false", "null"):
         return json.loads(value.id)
     if isinstance(value, ast.List | ast.Tuple):

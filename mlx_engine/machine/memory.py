@@ -20,8 +20,8 @@ import numpy as np
 
 from mlx_engine.observe import log
 
-# By cgroup version: the file with the memory limit, the file with the bytes in use, and the entries of `memory.stat`
-# with the bytes that are in use but can be freed by the system.
+# Maps the cgroup version to the file with the memory limit, the file with the bytes in use, and the entries of
+# `memory.stat` with the bytes that are in use but can be freed by the system.
 _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
     2: ("memory.max", "memory.current", ("inactive_file", "active_file")),
@@ -130,7 +130,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 # On a page fault, Linux also maps the neighbouring pages of the file that are in the page cache, within an aligned
-# window of this many bytes. If a rank (a process that shares a model) read half of the rows of a matrix and released no
+# window of AROUND bytes. If a rank (a process that shares a model) read half of the rows of a matrix and released no
 # pages, two thirds to three quarters of the matrix would count as its memory.
 AROUND = 2 << 20
 
@@ -139,7 +139,7 @@ def release(read: np.ndarray, prepared: object) -> None:
     """Release the pages of a stored weight, `read`, unless the backend's weight, `prepared`, is a view of them.
 
     A stored weight that was converted is not read again, but its pages would count as this process's memory until the
-    end of loading. If bfloat16 weights are converted to float32, these pages have half the bytes of the float32 ones.
+    end of loading. Pages of bfloat16 weights, for example, take half as much memory as the weights in float32.
     """
     file = _file_of(read)
     if file is not None and not is_view(prepared, read):
@@ -172,7 +172,7 @@ class MappedRange(NamedTuple):
 
 
 def mapped_range(array: np.ndarray) -> MappedRange | None:
-    """Return the range of a mapped file of which an array is a view.
+    """Return the range of a mapped file that has the elements of an array.
 
     Return None if the array is no contiguous view of a mapped file, or if the file's path is unknown.
     """
@@ -210,7 +210,7 @@ def read_ahead(views: Iterable[np.ndarray]) -> None:
 
 
 def release_rows(matrix: np.ndarray, rows: Iterable[int], row_bytes: int) -> None:
-    """Release the pages of a mapped matrix that the system mapped when `rows` were read, also those around the rows."""
+    """Release the pages of these rows of a mapped matrix, and the pages around them that the system also mapped."""
     file = _file_of(matrix)
     if file is None:
         return
@@ -238,7 +238,7 @@ def _range(file: mmap.mmap, view: np.ndarray) -> tuple[int, int]:
 
 
 def _file_of(array: np.ndarray) -> mmap.mmap | None:
-    """Return the mapped file of which an array is a contiguous view; None if the array is no such view."""
+    """Return the mapped file that has the elements of an array; None if the array is no contiguous view of one."""
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base

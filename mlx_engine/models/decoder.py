@@ -54,7 +54,7 @@ def writes(layer: Layer) -> bool:
 
 
 class Decoder(Model):
-    """A model: maps a batch to logits. The caller owns the KV cache. Each model file has a subclass named `Model`."""
+    """A model: maps a batch to logits. The caller owns the KV cache. In each model file, `Model` is a subclass."""
 
     config: Any
     backend: Backend
@@ -130,7 +130,7 @@ class Decoder(Model):
         return None if batch.want == "none" else self.head(x, batch.best)
 
     def forward_hidden(self, batch: Batch) -> Array | None:
-        """Run a forward pass as `forward` does; return hidden states (R, D) after the last norm, without the head."""
+        """Run a forward pass as `forward` does, without the head; return hidden states (R, D) after the last norm."""
         x = self.program.run(self._embedded(batch), batch)
         return None if batch.want == "none" else self.backend.norm(x, self.output_norm)
 
@@ -199,11 +199,11 @@ class NextToken(ExtraLayer):
 
 
 def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
-    """Return what each layer caches. Layers with `SharedAttention`, the last ones, cache nothing and are left out.
+    """Return what each layer caches, without the last layers if they have `SharedAttention`, which caches nothing.
 
     Raises:
         OptionError: keys and values of type `type_` have blocks of 32 elements, but the head dim is no multiple of 32.
-        TypeError: a layer has other branches than one token mixer, or attention and one Mamba2 mixer.
+        TypeError: a layer has several branches that are not attention and one Mamba2 mixer.
     """
     kept: list[CacheLayer] = []
     for layer in layers:

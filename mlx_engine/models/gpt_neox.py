@@ -41,7 +41,7 @@ class Config(llama.Config):
     )
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys; llama.cpp requires `use_parallel_residual`."""
+        """Return this config as GGUF keys, with `use_parallel_residual`, which llama.cpp requires."""
         return super().to_gguf() | {"use_parallel_residual": True}
 
 

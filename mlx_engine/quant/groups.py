@@ -26,7 +26,7 @@ from mlx_engine.quant.types import BY_NAME, GGMLType
 Mode: TypeAlias = Literal["affine", "mxfp4", "mxfp8", "nvfp4"]
 MODES: tuple[str, ...] = get_args(Mode)
 AFFINE_BITS, AFFINE_GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
-# Maps each mode for which MLX supports only one choice to its bits and its group size.
+# {mode: (bits, group size)} of the modes in which MLX supports only one number of bits and one group size.
 FIXED = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 # `FLOATS` has the types of scales and biases in the mode "affine", and `BYTE` is the type of scales in the other modes,
 # spelled as in safetensors.
@@ -59,7 +59,7 @@ class GroupType(GGMLType):
 
     @property
     def in_halves(self) -> bool:
-        """Whether a block stores 4-bit quants in GGUF's order: byte j has quants j and j + 16 of each 32.
+        """Whether a block stores 4-bit quants in GGUF's order: of 32 quants, byte j has quants j and j + 16.
 
         In MLX's order, byte j has quants 2 j and 2 j + 1.
         """
@@ -95,8 +95,8 @@ def dequantize_group(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.
 
     In the mode "affine", a weight is `scale * q + bias`. Scale and bias are widened to float32, and the product and the
     sum are each rounded to float32. The weights are bit-identical to those of `mx.dequantize` on the CPU with float32
-    scales and biases. With 16-bit scales, `mx.dequantize` computes in 16 bits, which is less exact, but
-    `mx.quantized_matmul` with float32 activations widens the scales, as this function does.
+    scales and biases. With 16-bit scales, `mx.dequantize` computes in 16 bits, which is less exact. But with float32
+    activations, `mx.quantized_matmul` widens the scales, as this function does.
     """
     block = blocks.view(type_.layout)[:, 0]
     quants = packing.unpack_halves(block["qs"]) if type_.in_halves else unpack(block["qs"], type_.bits)
@@ -115,7 +115,7 @@ def dequantize_group(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.
 def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Unpack (n, group size * bits / 8) bytes in MLX's order to quants (n, group size), each from 0 to 2**bits - 1.
 
-    Each run of `bits` bytes holds 8 quants, from the lowest bit on, so a quant may be in one byte or in two.
+    Each run of `bits` bytes holds 8 quants, from the lowest bit on, so a quant may span two bytes.
     """
     if bits == 8:
         return packed
@@ -137,7 +137,7 @@ def _widened(values: NDArray[np.generic], type_: GroupType) -> NDArray[np.float3
 
 
 def _e4m3() -> NDArray[np.float32]:
-    """Return the value of each byte as E4M3: a sign, 4 bits of exponent, 3 of mantissa; 127 and 255 are NaN."""
+    """Return the E4M3 value of each byte: a sign, 4 bits of exponent, 3 bits of mantissa; 127 and 255 are NaN."""
     code = np.arange(128)
     exponent, mantissa = code >> 3, code & 7
     values = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8 + mantissa, exponent - 10))
@@ -146,7 +146,7 @@ def _e4m3() -> NDArray[np.float32]:
 
 
 _MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], dtype=np.float32) / np.float32(2)
-# The value of each 4-bit E2M1 quant, of each byte as E4M3 (a quant or a scale), and of each byte as an E8M0 scale. The
+# E2M1 has the value of each 4-bit quant, E4M3 of each byte (a quant or a scale), and E8M0 of each byte (a scale). The
 # last value of E8M0 is NaN in the specification, and infinity in MLX.
 E2M1 = np.concatenate((_MAGNITUDES, -_MAGNITUDES))
 E4M3 = _e4m3()

@@ -1,7 +1,7 @@
 """The routes /v1/embeddings and /v1/rerank: vectors of texts, and the relevance of documents to a query.
 
-The scheduler runs the texts of an HTTP request beside requests that generate text. The texts run in sequential groups,
-each of at most one text per slot.
+The scheduler runs the texts of an HTTP request beside requests that generate text. The texts are divided into groups of
+at most one text per slot, and the groups run sequentially.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Document(msgspec.Struct, forbid_unknown_fields=False):
 
 
 class RerankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/rerank. `instruction` says which documents are relevant; by default, as in a web search."""
+    """The body of POST /v1/rerank. `instruction` says which documents are relevant; the default is for web searches."""
 
     query: str
     documents: list[str | Document]
@@ -110,7 +110,7 @@ Read = Callable[[Service, bytes, Callable[[str], None]], tuple[Any, list[Request
 
 
 async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[Any, list[Request]]:
-    """Call `read` with a body in a thread, run the requests to their end, and return the parsed body and the requests.
+    """In a thread, call `read` with the body. Run its requests to the end; return the parsed body and the requests.
 
     `param` is the name of the parameter that has the texts, for errors.
     """
@@ -133,8 +133,10 @@ async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[A
 async def _run_some(service: Service, call: Call, *, is_begun: bool) -> None:
     """Run the requests of a call.
 
-    If the queue is full, raise ApiError (429). But if `is_begun` (earlier texts of the HTTP request have already run),
-    wait for room.
+    If the queue is full and earlier texts of the HTTP request have already run (`is_begun`), wait for room.
+
+    Raises:
+        ApiError: the queue is full (429), and not `is_begun`.
     """
     while True:
         try:
@@ -149,7 +151,7 @@ async def _run_some(service: Service, call: Call, *, is_begun: bool) -> None:
 
 
 def _embeddings(service: Service, body: bytes, check: Callable[[str], None]) -> tuple[EmbeddingRequest, list[Request]]:
-    """Return the parameters, and a request for each text. Call `check` with a text before it is encoded.
+    """Return the parameters, and a request for each text. Call `check` with each text before encoding it.
 
     Raises:
         ApiError, EngineError: a parameter is invalid, or a text is too long.
@@ -174,7 +176,7 @@ def _usage(requests: Sequence[Request]) -> dict[str, object]:
 
 
 def _receipt(service: Service, values: np.ndarray) -> dict[str, object]:
-    """Return the receipt: SHA-256 of little-endian float32 values, and the types of activations, keys and values."""
+    """Return SHA-256 of `values` as little-endian float32, and the types of activations and of the KV cache."""
     digest = sha256(values.astype("<f4").tobytes()).hexdigest()
     return {"digest": digest, **types_of(service.engine.backend)}
 

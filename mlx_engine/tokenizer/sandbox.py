@@ -1,8 +1,8 @@
 """Run untrusted chat templates and tokenizer.json files in a separate process.
 
-`sandbox_process.py` starts this file as a program, so it imports no other module of this package. Jinja's sandbox
+`sandbox_process.py` starts this file as a program, so this file imports no other module of the package. Jinja's sandbox
 denies a template access to Python, and the tokenizers library executes no code of a file. But both may use any amount
-of CPU time and memory, which can only be limited per process.
+of CPU time and memory, and the system can limit these only for a whole process.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def render(template: str, inputs: Sequence[Mapping[str, Any]], names: Mapping[st
     inputs share.
 
     Raises:
-        OverflowError: a rendered text exceeds `characters`.
+        OverflowError: a rendered text has more than `characters` characters.
         Exception: whatever the template raises.
     """
     texts = []
@@ -178,7 +178,8 @@ def encode(text: str = "", special: bool = False) -> dict[str, object]:
         ids = core.encode(text, add_special_tokens=False).ids
     except Exception as problem:
         return {"refused": f"{problem}"}
-    # An id stands for at least one byte, and Unicode's normal forms expand a character to at most 33 bytes (U+FDFA).
+    # An id stands for at least one byte, and Unicode's normal forms expand a character to at most 33 bytes (U+FDFA), so
+    # a valid tokenizer gives fewer than MOST_IDS ids per character.
     if len(ids) > MOST_IDS * (len(text) + 1):
         raise OverflowError(f"{len(text):,} characters become {len(ids):,} ids")
     return {"ids": ids}
@@ -215,7 +216,7 @@ def render_each(inputs: str, **request: Any) -> dict[str, object]:
     """Return the rendered text of each input; None if the template refuses the input, or fails.
 
     Raises:
-        OverflowError: a rendered text exceeds the limit of length.
+        OverflowError: a rendered text has more than `characters` characters (an argument of `render`).
     """
     texts: list[str | None] = []
     for each in json.loads(inputs):
@@ -231,12 +232,12 @@ def render_each(inputs: str, **request: Any) -> dict[str, object]:
 TASKS: dict[str, Callable[..., dict[str, object]]] = {
     "render": render_all, "render_each": render_each, "load": load, "encode": encode, "written": written,
 }  # fmt: skip
-# Maps tasks to the library that they use; all other tasks use `tokenizers`.
+# Maps a task to the library that it uses; tasks that are not in LIBRARIES use `tokenizers`.
 LIBRARIES = {"render": "jinja2.sandbox", "render_each": "jinja2.sandbox"}
 
 
 def confine() -> None:
-    """Forbid this process to start processes and to write files, and limit its open files, where the system can.
+    """Forbid this process to start processes and to write files, and limit its open files, if the system supports it.
 
     The limits are a second barrier against templates that escape Jinja's sandbox. Root is exempt from RLIMIT_NPROC.
     """
@@ -255,9 +256,10 @@ MOST_FILES = 16
 
 
 def limit(seconds: float, nbytes: int) -> None:
-    """Limit this process to `seconds` more CPU time and `nbytes` more address space, where the system can.
+    """Limit this process to `seconds` more CPU time and `nbytes` more address space, if the system supports it.
 
-    The address space in use does not count, because the allocator keeps hundreds of megabytes after a long text.
+    Address space that is already in use does not count towards `nbytes`, because the allocator keeps hundreds of
+    megabytes after a long text.
     """
     try:
         import resource
@@ -272,9 +274,10 @@ def limit(seconds: float, nbytes: int) -> None:
 
 
 def answer(request: Mapping[str, Any], text: bytes) -> dict[str, object]:
-    """Return the result of a task, or `{"error": "..."}`. `text`, unless it is empty, is the task's first argument."""
+    """Return the result of a task, or `{"error": "..."}`. A `text` that is not empty is the task's first argument."""
     sys.path[:] = request["path"]
-    importlib.import_module(LIBRARIES.get(request["task"], "tokenizers"))  # the time of imports does not count
+    # Import the library before `limit`, so that the import does not use up the task's time.
+    importlib.import_module(LIBRARIES.get(request["task"], "tokenizers"))
     limit(request["seconds"], request["bytes"])
     try:
         first = [text.decode(ENCODING, HALVES)] if text else []

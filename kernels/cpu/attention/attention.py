@@ -16,14 +16,15 @@ new in the pass:
 - A score is `scale * dot(query, key)`, with the dot product in the order of `tile.py`; with a soft cap it becomes
   `cap * tanh(score / cap)`.
 - The weight of a key is `2 ** (score - largest score of the block)`. Powers of 2 are cheaper than powers of e, so
-  `attend` multiplies the scale by log2(e).
+  `attend` multiplies `scale` by log2(e) or, with a soft cap, the factor `cap` of tanh.
 - The weights of a block are added in 16 sums: sum l adds the weights of keys l, l + 16, ... of the block. Then sums
   that are 8, 4, 2 and 1 apart are added.
 - The weighted values of a block are added in the order of keys, from zero, by `sum = fma(weight, value, sum)`.
 - Blocks are joined in ascending order. With `m = max(largest score so far, largest score of the block)`, each sum (of
   weights or of weighted values) becomes
   `fma(sum of the block, 2 ** (largest score of the block - m), sum * 2 ** (largest score so far - m))`.
-- A sink (a logit of a query head without a key) is joined after the last block, as a key whose value is 0.
+- A sink (a learned logit of a query head, which belongs to no token) is joined after the last block, as a key whose
+  value is 0.
 
 A masked key has weight 0, which changes no bit, so masked keys at the ends of a block are skipped. The running sum is
 rescaled as in Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al.
@@ -84,8 +85,8 @@ from .stored import expand_rows, row_bytes, set_dots, sum_weighted
 
 # Words (int64) of an attention job. Most are arguments of `attend` (TYPE is `kind`); in decode, OUT is `parts`. SPAN is
 # the number of tokens of a chunk in prefill. SCALE and INNER_SCALE are bits of float64. Without a soft cap, SCALE is
-# `scale * log2(e)`, and INNER_SCALE is 0. With a soft cap, SCALE is `softcap * log2(e)`, and INNER_SCALE is the factor
-# of the scores in the argument of tanh.
+# `scale * log2(e)`, and INNER_SCALE is 0. With a soft cap, SCALE is `softcap * log2(e)`, and INNER_SCALE is
+# `scale / softcap`: a score is then `SCALE * tanh(INNER_SCALE * dot product)`.
 (
     Q, STORE, OUT, H, G, E, SLOTS, PAGE, WINDOW, SCALE, SEQUENCES, N_SEQUENCES, COLUMN, SPAN, INNER_SCALE, SINKS, TYPE,
     ARRAYS,
@@ -95,10 +96,10 @@ _span = jit(attention_span)
 # The largest score of a block in which no key is visible.
 LEAST = np.float32(-np.inf)
 LOG2_E = np.float32(1.4426950408889634)
-# Prefetch distance in bytes, along the keys.
+# Prefetch distance in bytes.
 _AHEAD = 2048
 # A tile is up to `tile_vectors()` queries. _TILES tiles are multiplied with the same keys and values while these are in
-# the L1 cache. A single tile would read 21 bytes per cycle from the L2 cache, nearly the L2 bandwidth of a Zen 3 core.
+# the L1 cache. With one tile, the L2 cache is read at 21 bytes per cycle, nearly the L2 bandwidth of a Zen 3 core.
 # _NEAR is the number of floats of keys or values that the tiles read at a time: half of an L1 cache of 32 KB.
 _TILES, _NEAR = 2, 4096
 # In decode with several tiles of queries, rows that are not float32 are expanded to float32, _PIECE rows at a time, so
@@ -114,8 +115,8 @@ def _scores(
     """Write `dot(key j, query i)` to `scores[i * SCORES + j]` for keys j from `first` to `last - 1` and n queries i.
 
     The queries are at most two tiles. Up to three more scores may be written after the score of the last key. With
-    `far`, prefetch later keys and the values at address `values`. This is for a sequence with few queries, whose keys
-    and values are read only once, and from memory.
+    `far`, prefetch later keys and the values at address `values`. `far` is for a sequence with few queries: its keys
+    and values are not in a cache, and each is read only once.
     """
     row, middle, ahead = row_bytes(kind, width), _first_tile(n), _AHEAD if far else 0
     step = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
@@ -221,7 +222,7 @@ def attend_block(
     if first >= last:
         return False
     pages, kind = words(sequence[SEQ_PAGES]), KV_F32 if expanded != 0 else job[TYPE]
-    # A single tile converts rows in registers. With several tiles, it is faster to expand the rows once, to memory.
+    # For a single tile, rows are converted in registers. For several, expanding each row once, to memory, is faster.
     in_pieces = kind != KV_F32 and n > tile_vectors()
     by_value = 4 * width * BLOCK if expanded != 0 else _by_value(job)
     far, j = expanded == 0 and sequence[job[COLUMN]] <= SMALL_BATCH, first
@@ -278,7 +279,7 @@ def _by_value(job: Any) -> int:
 
 @jit
 def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tokens: int, memory: int) -> int:
-    """Expand the keys and values of a block that `n_tokens` tokens from `position` on attend to.
+    """Expand the keys and values of a block to which `n_tokens` tokens attend, the first of them at `position`.
 
     Return `memory`, the address of (2, BLOCK, E) floats; if the store is float32, expand nothing and return 0.
     """
@@ -301,9 +302,9 @@ def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tok
 def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, expanded: int) -> Any:
     """Find the longest run of a head's keys that begins at key j of a block and is contiguous in memory.
 
-    Return the address that key 0 of the block would have if the run began there, and the number of the key after the
-    run, which is at most `last`. The block begins at position `start`. If `expanded` is not 0, it is the address of key
-    0, and all keys of the block are contiguous.
+    Return an address and the number of the key after the run, which is at most `last`. Key i of the block, if it is in
+    the run, is i rows after the address. The block begins at position `start`. If `expanded` is not 0, it is the
+    address of key 0, and all keys of the block are contiguous.
     """
     if expanded != 0:
         return expanded, last
@@ -326,7 +327,7 @@ def first_visible(job: Any, position: int) -> Any:
 
 @jit
 def _visible(job: Any, position: int, start: int) -> Any:
-    """Return the range [begin, end) of keys of the block from `start` on that the token at `position` attends to."""
+    """Return [begin, end): which keys of the block that begins at `start` the token at `position` attends to."""
     return max(0, first_visible(job, position) - start), min(BLOCK, position + 1 - start)
 
 
@@ -360,7 +361,7 @@ def _join_sink(sums: Any, at: int, width: int, sink: Any) -> None:
 
 @jit
 def finish(job: Any, head: int, sums: Any, at: int, width: int, out: Any, to: int) -> None:
-    """Write the result of a query of query head `head` to `out[to:]`: E sums, divided by the sum of the weights."""
+    """Write the result of a query of query head `head` to `out[to:]`: E weighted sums divided by the sum of weights."""
     if job[SINKS] != 0:
         _join_sink(sums, at, width, get(floats(job[SINKS]), head) * LOG2_E)
     divisor = splat(get(sums, at + width + 1))
@@ -373,7 +374,7 @@ def finish(job: Any, head: int, sums: Any, at: int, width: int, out: Any, to: in
 
 @jit
 def _copy_queries(job: Any, head: int, first: int, n_tokens: int, queries: Any) -> None:
-    """Copy the queries of `n_tokens` tokens, from row `first` of Q on, for the query heads that share a KV head.
+    """Copy the queries of `n_tokens` tokens, from row `first` of Q on, for the query heads that use KV head `head`.
 
     Write (query heads, n_tokens, E) to `queries`.
     """
@@ -408,7 +409,8 @@ def _sequence_of(job: Any, chunk: int) -> Any:
 def attend_decode(job: Any, chunk: int, scratch: int) -> None:
     """Compute attention of the queries of one sequence and one KV head over one block of keys.
 
-    OUT has rows of E + 16 floats. A sequence's rows (query tokens, H, blocks) begin at row `sequence[SEQ_PART]`.
+    OUT has rows of E + 16 floats, as `found` in `attend_block`. A sequence's rows (query tokens, H, blocks) begin at
+    row `sequence[SEQ_PART]`.
     """
     sequence = _sequence_of(job, chunk)
     width, group, n_tokens, n_blocks = job[E], job[H] // job[G], sequence[job[COLUMN]], sequence[SEQ_BLOCKS]

@@ -2,8 +2,8 @@
 
 Code that came with the package (`prebuilt.py`) needs neither Numba nor LLVM. Without such code, the first process that
 needs the kernels compiles them with Numba, and keeps the code on disk. Later processes load the code with LLVM alone,
-which starts faster than Numba and takes less memory. Kernels that only some models need are separate parts, which are
-compiled when such a model is loaded.
+which starts faster than Numba and takes less memory. The kernels are divided into *parts*, each compiled by itself.
+Parts that only some models need are compiled when such a model is loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .prebuilt import SharedCode, find
 
 # The package `kernels.cpu`, by the name under which it was imported.
 PACKAGE = __name__.removesuffix(".build.library")
-# {part: modules} of the parts that every model needs. There are two, so that two processes can compile them.
+# {part: modules} of the parts that every model needs. There are two, so that two processes can compile in parallel.
 BASE = {
     "products": (
         "build.jobs",
@@ -41,7 +41,7 @@ BASE = {
     "attention": ("attention.attention", "attention.heads", "program"),
 }
 # FIXED is the part that all products in fixed point need. The fixed-point kernels of each format are a separate part,
-# whose name is the format's name and FIXED_END.
+# whose name is the format's name followed by FIXED_END.
 FIXED, FIXED_END = "fixed", ".fixed"
 # {part: modules} of all parts except formats.
 MODULES = {
@@ -51,7 +51,7 @@ MODULES = {
     FIXED: ("products.fixed", "products.fixed_gemv"),
     "roofline": ("roofline",),
 }
-# {exported function: its part}, for the parts that are neither in `BASE` nor belong to a format.
+# {exported function: its part}, for the parts that are not in `BASE` and belong to no format.
 _HOMES = {
     name: part
     for part, names in {
@@ -97,7 +97,7 @@ _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
 # f16c converts float16 scales; x86 processors have had it since 2012. Without f16c, LLVM would emit a call of a library
 # function (`_CALLED`) that the process may not have.
 _NEEDED_ON_X86 = ("f16c", "fma", "avx2")
-# LLVM's name of a processor feature: instructions of AMX that multiply tiles, small matrices of int8.
+# LLVM's name of the processor feature with which AMX multiplies *tiles*, small matrices of int8.
 TILES = "+amx-int8"
 _WIDEN = "define float @widen(half %x) {\n  %y = fpext half %x to float\n  ret float %y\n}"
 _CALLED = (b"__extendhfsf2", b"__gnu_h2f_ieee")
@@ -156,7 +156,7 @@ def permits_tiles() -> bool:
 
 
 def _widens(processor: str, features: str) -> bool:
-    """Return whether LLVM converts a float16 to float32 with an instruction of this processor."""
+    """Return whether LLVM converts a float16 to float32 with an instruction of the named processor."""
     from llvmlite import binding
 
     binding.initialize_native_target()
@@ -224,7 +224,7 @@ def sealed(code: bytes) -> bytes:
 
 
 def opened(content: bytes) -> bytes | None:
-    """Return sealed code without its checksum; None if the code is damaged, which would make LLVM abort the process."""
+    """Return sealed code without its checksum; None if the code is damaged, because LLVM would abort the process."""
     code = content[_CHECK:]
     return code if hashlib.sha256(code).digest() == content[:_CHECK] else None
 
@@ -303,8 +303,8 @@ class Library:
         """
         missing = [part for part in dict.fromkeys(parts) if part not in self._parts]
         if missing and isinstance(found := _prebuilt(), SharedCode):
-            # A missing part is not compiled. It would be compiled for this processor, the prebuilt code may be for an
-            # older one, and code for different processors may use different memory layouts.
+            # Parts that the prebuilt code lacks are not compiled. New code would be for this processor, and prebuilt
+            # code may be for an older one. Code for different processors may use different memory layouts.
             absent = [part for part in missing if part not in found.parts]
             if absent:
                 raise LookupError(f"the machine code that came with this package has no {', '.join(absent)}")
@@ -357,7 +357,7 @@ def _prebuilt() -> SharedCode | str:
 
 
 def load(parts: Iterable[str] = ()) -> Library:
-    """Load the parts that every model needs and these `parts`, compiled if needed; return this process's library."""
+    """Load `parts` and the parts that every model needs; return this process's library. Compile parts if needed."""
     found = _library()
     found.need([*BASE, *parts])
     return found

@@ -10,11 +10,11 @@ from ..build.memory import floats
 from ..build.vectors import get, load, put, store
 from .activations import activate, gated
 
-# Words of a job, after the block's words:
+# Words of a job, after the words of the block (linear layers that share one input):
 #   X, STRIDE, T       the address of the input, the distance between its rows in elements, and the number of its rows
 #   Y, RESIDUAL        the addresses of the output and of the residual
-#   HEIGHT, WAYS       rows of a matrix per chunk, and the number of ranges of a matrix from which a chunk takes rows
-#   PIECES, SPAN       in gemm, there are PIECES chunks for each SPAN input rows (in fixed point, SPAN groups of rows)
+#   HEIGHT, WAYS       a chunk has HEIGHT rows of a matrix, from WAYS ranges of the matrix
+#   PIECES, SPAN       in gemm, each SPAN input rows (in fixed point, SPAN groups of rows) have PIECES chunks
 X, STRIDE, T, Y, RESIDUAL, HEIGHT, WAYS, PIECES, SPAN = range(OWN, OWN + 9)
 
 
@@ -85,11 +85,10 @@ def gate_row(job: Any, m: int, first: int, n: int, products: Any, at: int, apart
 
 @jit
 def put_ranges(job: Any, m: int, first: int, n: int, apart: int, products: Any, size: int) -> None:
-    """Call `put_row` for every token and n rows of each range, from the range's row `first` on.
+    """Call `put_row` for every input row and n rows of each range of the matrix, from the range's row `first` on.
 
-    `products` are (T, 4, size): 4 is the number of ranges, and size is at least n. Range `way` begins at row
-    `way * apart` of the matrix. With a gate, the first two ranges are of the gate matrix, and the last two are the same
-    ranges of the up matrix.
+    `products` are (T, 4 ranges, size), and size is at least n. Range `way` begins at row `way * apart` of the matrix.
+    With a gate, the first two ranges are of the gate matrix, and the last two are the same ranges of the up matrix.
     """
     for t in range(job[T]):
         for way in range(job[WAYS]):

@@ -56,7 +56,7 @@ class ShardOptions:
         from mlx_engine.distributed.shard import join
 
         shard = join(self.shard, None if self.split is None else parsed(self.split))
-        if not shard.is_leader:  # Ctrl-C reaches all ranks on a machine: rank 0 ends the others
+        if not shard.is_leader:  # Ctrl-C reaches all ranks on a machine; rank 0 handles it
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             yield shard
@@ -82,7 +82,7 @@ def described(error: BaseException) -> str:
 
 
 def lacks_rank(error: BaseException) -> bool:
-    """Return whether the message of an error names no rank: the error is a lack of memory or a bug."""
+    """Return whether an error has to be printed with its rank, because it is a lack of memory or a bug."""
     if isinstance(error, OSError) and error.errno is not None:  # the error concerns a file or stdout
         return False
     return isinstance(error, MemoryError) or not isinstance(
@@ -91,7 +91,7 @@ def lacks_rank(error: BaseException) -> bool:
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a command that an error ends."""
+    """Return the exit code of a command that ends with an error."""
     if isinstance(error, typer.Exit):
         return error.exit_code
     if isinstance(error, SystemExit):
