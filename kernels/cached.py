@@ -14,7 +14,8 @@ class cached_property(Generic[V]):  # noqa: N801  # named as the class that it r
     Before Python 3.12, `functools.cached_property` holds a lock while it computes a value. If another thread forks at
     this time, the lock stays locked in the child process, and a child that reads the property waits forever. Without a
     lock, threads that read the property at the same time may all compute it; all return the value that was stored
-    first. A property that overrides such a property must not call it: both would store their value under one name.
+    first. A property that overrides a `cached_property` must not read the overridden one, because both would store
+    their values under the same name.
     """
 
     def __init__(self, compute: Callable[[Any], V]) -> None:

@@ -2,8 +2,9 @@
 
 A draft is a temporary file or folder beside its target path; it is renamed to the target when it is complete. The
 process that writes a draft locks it. The system releases the lock when the process ends, even by a crash. So a draft
-that can be locked is left over from a dead process. The next process that writes to the same folder removes this draft.
-On file systems without locks, such drafts remain. (Process ids in file names could not replace locks: ids are reused.)
+that can be locked is left over from a dead process. The next process that makes a draft in the same folder removes
+it. On file systems without locks, such drafts remain. (Process ids in file names could not replace locks: ids are
+reused.)
 
 The files of the cache folder are executed, so other users must not be able to write them.
 """
@@ -78,7 +79,7 @@ def _created(target: Path, is_folder: bool) -> tuple[Path, int]:
         else:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         _locked(lock)
-        # Before the draft was locked, another process may have taken it for left over and removed it. Then try again.
+        # Before the draft was locked, another process may have locked and removed it. Then try again.
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(lock).st_ino:
                 return path, lock
@@ -105,12 +106,12 @@ def _remove(path: Path) -> None:
 
 
 def cache_folder(name: str, *, given: str | None = None) -> Path:
-    """Return the first usable folder of `given`, one for `name` in the user's cache, and one in the temporary folder.
+    """Return `given` if usable, else a folder for `name` in the user's cache, else one in the temporary folder.
 
-    A folder is usable if this user owns it and no other user can write to it. If none is usable, return a folder with a
-    random name in the temporary folder, which is removed at exit.
+    A folder is usable if this user owns it and can write to it, and no other user can. If all three are unusable,
+    create a folder with a random name in the temporary folder, and remove it at exit.
     """
-    # `Path.expanduser` would raise an error if the home folder is unknown.
+    # `os.path.expanduser` keeps the `~` if the home folder is unknown; `Path.expanduser` would raise an error.
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     return _first(name, home, given)
 
@@ -127,7 +128,7 @@ def _first(name: str, home: str, given: str | None) -> Path:
 def _candidates(name: str, home: str, given: str | None) -> Iterator[Path]:
     if given:
         yield Path(given)
-    if Path(home).is_absolute():  # a relative path means that the home folder is unknown
+    if Path(home).is_absolute():  # relative if the home folder is unknown or XDG_CACHE_HOME is invalid
         yield Path(home) / "mlx_engine" / name
     # `gettempdir` is called last, because it raises an error on systems without a temporary folder.
     yield Path(tempfile.gettempdir()) / f"mlx_engine-{name}-{_user()}"
@@ -138,7 +139,7 @@ def _user() -> int:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Create the folder if needed; return whether this user owns it and no other user can write to it."""
+    """Create the folder if needed; return whether this user owns it and can write to it, and no other user can."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,15 +1,15 @@
 """Launch GPU kernels with one of three executors.
 
-`metal` is `mx.fast.metal_kernel`, `cuda` runs the kernel's text translated to CUDA, `emulator` runs the kernel on the
-CPU. Within `with use(NAME)`, launches use the executor NAME; elsewhere they use the first of the three that this
+`metal` calls `mx.fast.metal_kernel`, `cuda` runs the kernel's text translated to CUDA, `emulator` runs the kernel on
+the CPU. Within `with use(NAME)`, launches use the executor NAME; elsewhere they use the first of the three that this
 machine has.
 
 For CUDA, a header (`cuda.cuh`) defines the Metal functions that the kernels use, and address spaces such as `device`
-are removed from the text. (A macro named `device` would also change CUDA's own headers, which use this word.)
+are removed from the text. (They are not defined as empty macros, because CUDA's own headers use the word `device`.)
 
 Except for `prompt_product_tensors`, which needs Metal's tensors, the kernels use only features that Metal and CUDA
-share: threadgroups of one dimension, grids of whole threadgroups, arrays of one element instead of scalar arguments,
-shapes read one element at a time.
+share: threadgroups have one dimension, grids consist of whole threadgroups, a scalar argument is an array of one
+element, and shapes are read one element at a time, such as `x_shape[0]`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def launch(
     """Launch a kernel: `grid` threads in total, in groups of `threadgroup` threads. Return the outputs.
 
     On a GPU, outputs are lazy: errors of the kernel are raised when an output is evaluated. Without `init_value`,
-    outputs are uninitialised. `template` has the template parameters in the kernel's text, with their values.
+    outputs are uninitialised. `template` has pairs of a template parameter in the kernel's text and its value.
 
     Raises:
         ValueError: the grid does not consist of whole threadgroups (CUDA would run too many threads in the last

@@ -1,7 +1,7 @@
 """`bench`: measure a kernel with cold caches on a GPU, or count its operations in the emulator.
 
-A kernel's rate is compared with Apple's specified memory bandwidth of the chip, and with the measured rate of a kernel
-that only reads.
+A kernel's rate is compared with the memory bandwidth that Apple specifies for the chip, and with the measured rate of a
+kernel that only reads.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .check import EPSILON, compare
 from .experiment import Experiment
 from .run import counted, promise, run
 
-# If the inputs have more elements, results are not compared with the float64 reference: it would take longer than the
-# measurement.
+# If the inputs have more elements, results are not compared with the float64 reference, because computing the reference
+# would take longer than the measurement.
 MOST_CHECKED = 1 << 25
 
 
@@ -42,9 +42,10 @@ class Timing:
         is_cold: whether the launches together read at least `COLD_BYTES` bytes, so that caches were cold.
         nominal_gbs: the chip's specified memory bandwidth, if known.
         read_gbs: measured memory bandwidth of a kernel that only reads, on this chip.
-        stock_seconds: seconds of `mx.quantized_matmul` for the same product; None if the kernel is no Q8_0 product.
-        wrong: description of the first wrong element (the time is then meaningless); None if there is none, or if the
-            result is not checked because the inputs have more than `MOST_CHECKED` elements.
+        stock_seconds: seconds of `mx.quantized_matmul` for the same product; None if the kernel is not a product
+            with a Q8_0 matrix.
+        wrong: description of the first wrong element (the time is then meaningless); None if all elements are right, or
+            are not checked because the inputs have more than `MOST_CHECKED` elements.
     """
 
     name: str
@@ -179,8 +180,9 @@ def stock_product(
 ) -> Callable[[Sequence[mx.array]], Callable[[], mx.array]] | None:
     """If the experiment is `y (..., N) = x (..., K) @ w (N, K).T` with `w` in Q8_0, return a function, else None.
 
-    The function takes the inputs of a launch. It converts scales and biases to the type of x, which MLX would otherwise
-    do in each call, and returns a function without parameters that computes the product with MLX.
+    The function takes the inputs of a launch, and returns a second function, without parameters, which computes the
+    product with MLX. The first function converts scales and biases to the type of x, because otherwise MLX converts
+    them in each call.
     """
     given, made = experiment.arrays
     matrices = [array for array in given if array.type == "q8_0"]
@@ -230,8 +232,8 @@ def _counts(experiment: Experiment, launch: Launch, sizes: Sizes, shape: str, wr
 
 # ---- timing with cold caches: consecutive launches read different memory ----
 
-# A launch's inputs and their copies should together have at least this number of bytes, more than any chip's caches.
-# Then a set of inputs is in no cache when a launch reads the set again.
+# A launch's inputs and their copies should together have at least this number of bytes, more than the caches of any
+# chip hold. Then a set of inputs is in no cache when a launch reads the set again.
 COLD_BYTES = 256 << 20
 # The smallest and largest number of launches per sample. Fewer launches would not hide the time to submit the first
 # one. More launches could need more copies of the inputs, and copying takes time.
@@ -247,7 +249,7 @@ def nbytes(launch: Launch) -> int:
 
 
 def cold_inputs(inputs: Sequence[mx.array]) -> list[list[mx.array]]:
-    """Return `inputs` and copies of them: in total `COLD_BYTES` bytes or more, but at most `MOST_LAUNCHES` sets."""
+    """Return `inputs` and one or more copies: at least `COLD_BYTES` bytes, but at most `MOST_LAUNCHES` sets."""
     read = sum(x.nbytes for x in inputs)
     copies = min(max(-(-COLD_BYTES // max(read, 1)), 2), MOST_LAUNCHES)
     return [list(inputs), *([copy_of(x) for x in inputs] for _ in range(copies - 1))]
@@ -282,7 +284,8 @@ def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
     return statistics.median(samples)
 
 
-# Maps MLX's name of a chip to the GB/s that Apple specifies. If a chip is sold with several bandwidths, the largest.
+# Maps MLX's name of a chip to the GB/s that Apple specifies. If a chip is sold with several bandwidths,
+# this is the largest one.
 NOMINAL = {
     "Apple M1": 68.25,
     "Apple M1 Pro": 204.8,

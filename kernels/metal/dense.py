@@ -1,7 +1,7 @@
 """Multiply by a float32 matrix that is not quantised, in the order of summation of the kernels for quantised weights.
 
-MLX chooses its float kernel by shape, so the bits of a row would depend on the size of the batch. For prompts this
-kernel is slower than MLX's kernels, because it does not use matrix units.
+MLX chooses its own float kernel by the shape of x, so in its products, the bits of a row depend on the number of rows.
+For prompts, the kernel of this module is slower than MLX's kernels, because it does not use matrix units.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """RMSNorm and one matrix in one launch, for example the final norm and the output matrix, which give the logits.
 
-This is faster than a norm and then a product, because in a small model a dependent launch costs more than the norm.
-Without `factors`, every SIMD-group computes the norm again: it reads all of x for the product anyway, and also sums the
-squares.
+This is faster than a norm and then a product, because in a small model, a second launch that waits for the first one
+costs more than the norm. If the argument `factors` is None, every SIMD-group computes the norm: it reads all of x for
+the product anyway, and also sums the squares.
 """
 
 from __future__ import annotations

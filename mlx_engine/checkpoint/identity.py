@@ -59,8 +59,8 @@ def digest(path: Path) -> str:
 def signature(path: Path) -> str:
     """Return a text with the paths, sizes, inodes and times of a checkpoint's weight files; "" if `stat` fails for one.
 
-    The text changes with every write to a file: a write updates the change time (ctime) of the file, and no program can
-    set this time back.
+    The text changes with every write to a file: a write updates the change time (ctime) of the file, which programs
+    cannot set.
     """
     try:
         about = [(str(file.resolve()), file.stat()) for file in _weight_files(path)]
@@ -76,7 +76,7 @@ def kept_digest(path: Path, folder: Path, loaded: str | None = None) -> str:
 
     Raises:
         SourceError: the files have changed since they were loaded, or while they were read.
-        OSError: a file cannot be read.
+        OSError: a file cannot be read, or the digest cannot be written to `folder`.
     """
     about = signature(path)
     changed = SourceError(f"the files of {path} have changed since they were loaded; load the model again")

@@ -60,7 +60,8 @@ NO_PROMPT = (
     "no prompt was given, neither as an argument nor with -f FILE nor through a pipe: "
     f"continuing {DEFAULT_PROMPT!r}, an example"
 )
-# Seconds to wait for data on stdin, which in CI and containers is often an open pipe that nothing writes to.
+# Seconds without data on stdin after which `piped` no longer waits silently. In CI and containers, stdin is often an
+# open pipe that nothing writes to.
 PATIENCE = 3.0
 
 # A prompt that ends with one of these seems to be a chat message, not a text to continue.
@@ -98,7 +99,7 @@ class PromptOptions:
     )
 
     def check(self) -> None:
-        """Raise OptionError if options exclude each other or lack --chat, or if --system is not UTF-8."""
+        """Raise OptionError if options exclude each other, if one needs --chat, or if --system is not UTF-8."""
         if self.prompt is not None and self.prompt_option is not None:
             message = "give the prompt either as an argument or with --prompt"
             raise OptionError(message, option="--prompt", found=self.prompt_option)
@@ -150,8 +151,9 @@ class PromptOptions:
     def read(self, *, is_example: bool) -> list[str]:
         """Return the prompt, or the non-blank lines of the batch file.
 
-        Without prompt and batch file, return the text on stdin or, if stdin has no text, the example prompt. Texts of
-        files and of stdin are returned without byte order mark and last line end. `is_example` is described in `piped`.
+        Without prompt and batch file, return the text on stdin or, if stdin has no text, the example prompt. From texts
+        of files and stdin, remove a byte order mark and the line end at their end. `is_example` is whether the model is
+        the built-in one (`piped`).
 
         Raises:
             OptionError: there is a prompt besides --prompt-file, the batch has no prompt, or a text is not UTF-8.
@@ -169,7 +171,7 @@ class PromptOptions:
 
     def _batch(self, file: Path) -> list[str]:
         text = read_text("-", None, "--batch-file") if str(file) == "-" else read_text(None, file, "--batch-file")
-        # Not splitlines, which would split a prompt at a form feed or U+2028.
+        # Split only at line ends: `splitlines` would also split a prompt at a form feed or U+2028.
         lines = [line for line in text.removeprefix(BOM).replace("\r\n", "\n").split("\n") if line.strip()]
         if not lines:
             raise OptionError(f"--batch-file: {file} has no prompt; write one per line", option="--batch-file")
@@ -181,9 +183,9 @@ class PromptOptions:
         return [HAS_TEMPLATE] if could and any(text.rstrip().endswith(ENDS) for text in texts) else []
 
     def for_model(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
-        """Return the texts; with --chat, each as a message for the chat template.
+        """Return the texts as prompts. With --chat, a prompt is the messages for the chat template.
 
-        With --chat, if the model has no chat template, return each text with the system message before it.
+        With --chat, if the model has no chat template, a prompt is the system message, followed by the text.
         """
         if not self.chat:
             return list(texts)
@@ -310,7 +312,7 @@ def print_runs(
     texts: Sequence[str], runs: Sequence[Stream], engine: Engine, requested: str, prompts: PromptOptions,
     output: OutputOptions,
 ) -> int:  # fmt: skip
-    """Print all runs in order, and return how many have failed. Without --batch-file, raise the error of the run."""
+    """Print all runs in order; return how many have failed. Without --batch-file, raise the error of the only run."""
     from mlx_engine.loop.stream import RUN_ERRORS
 
     shown = texts if not (prompts.chat or output.no_echo) else [""] * len(texts)
@@ -328,7 +330,7 @@ def print_runs(
 
 
 def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested: str, output: OutputOptions) -> None:
-    """Print the label, the prompt, and a run's text while it is generated; with --json, print one object at its end."""
+    """Print the label, the prompt, and a run's text as it is generated; with --json, print one object after the run."""
     with progress_bar("reading the prompt", quiet=output.is_silent) as stream.progress:
         first = next(stream, "")
     if not output.json:
@@ -340,7 +342,7 @@ def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested
 
 
 def print_text(label: str, prompt: str, first: str, stream: Stream) -> None:
-    """Print the prompt, dimmed on a terminal, then the first piece of text and every further one as it is generated."""
+    """Print the label, the prompt (dimmed on a terminal), and the generated text: `first`, then that of the stream."""
     with TextWriter(sys.stdout) as out:
         out.write(label)
         out.write(prompt, dim=True)
@@ -358,7 +360,7 @@ def print_failure(label: str, error: RunError, stream: Stream, engine: Engine, r
 
 
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
-    """Return the run as a JSON object: "stop" is the stop string or token id that ended it, "error" is its error."""
+    """Return the run as a JSON object: "stop" is the stop string or token id that ended it, "error" a message."""
     from mlx_engine.backends import types_of
     from mlx_engine.loop.speculation import speculation_of
 
@@ -411,16 +413,16 @@ def closing(
 
 
 def without_line_end(text: str) -> str:
-    """Remove a byte order mark and the last line end, which editors and `echo` write."""
+    """Return a text without byte order mark and without the line end at its end, which editors and `echo` write."""
     text = text.removeprefix(BOM)
     return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
 
 
 def piped(*, is_example: bool) -> str:
-    """Return all of stdin if it is a pipe or a file; an empty text if it is a terminal, or closed.
+    """Return all of stdin if it is a pipe or a file; return an empty text if it is a terminal, or closed.
 
-    If stdin has no data for `PATIENCE` seconds, print a line and wait; but if `is_example` is true (the model is the
-    built-in one), return an empty text. Raise OptionError if the text is not UTF-8.
+    If stdin has no data for `PATIENCE` seconds and `is_example` is true (the model is the built-in one), return an
+    empty text. If it is false, print a line and continue to wait. Raise OptionError if the text is not UTF-8.
     """
     if sys.stdin is None or sys.stdin.isatty():
         return ""
@@ -437,7 +439,7 @@ def _is_silent(seconds: float) -> bool:
         with selectors.DefaultSelector() as pipes:
             pipes.register(sys.stdin, selectors.EVENT_READ)
             return not pipes.select(seconds)
-    # stdin cannot be waited for: it is a file, has no file descriptor, or is not a socket on Windows.
+    # The program cannot wait for stdin: it is a file, has no file descriptor or, on Windows, is not a socket.
     except (OSError, ValueError):
         return False
 
@@ -569,7 +571,7 @@ def _short(n: int) -> str:
 
 
 def logprob_row(token: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, object]:
-    """Return a token as a JSON object: id, text, logprob, and "top", a list of the most likely tokens in this form.
+    """Return a token as a JSON object: id, text, logprob, and "top": these three for each of the most likely tokens.
 
     If the run has a constraint, "allowed" is the sum of the probabilities of the tokens that the constraint allows.
     """

@@ -2,7 +2,7 @@
 
 Matrices of linear layers and embedding tables are quantised, as in mlx-lm. All other tensors keep their values, and so
 do matrices whose row length is not a multiple of the group size. A folder cannot have GGUF's block types: if a tensor
-of such a type keeps its values, it is written in MLX's groups or in float32.
+of such a type keeps its values, it is written in MLX's groups if they can represent them, otherwise in float32.
 
 The settings and the tokenizer of a GGUF file become the files of a Hugging Face folder. config.json is verified by
 reading it back: it must give the same config as the GGUF file.
@@ -60,7 +60,7 @@ WITH_WINDOW = {"olmo2": "olmo3"}
 
 
 def from_gguf(checkpoint: Checkpoint, plan: Plan, *, has_head: bool) -> tuple[dict[str, Any], dict[str, str]]:
-    """Convert the settings and the tokenizer of a GGUF file; return config.json, and other texts by file name.
+    """Convert a GGUF file's settings and tokenizer; return config.json, and a map of other file names to their texts.
 
     Raises:
         ModelError: config.json cannot represent the configuration.
@@ -89,7 +89,7 @@ def _model_type(checkpoint: Checkpoint, config: Any) -> str:
 
 
 def _shortened(value: Any) -> Any:
-    """Return settings whose floats have the fewest decimals that give the same float32: GGUF has only float32."""
+    """Return settings with float32 values, as in GGUF, rounded to the fewest decimals that give the same float32."""
     if isinstance(value, Mapping):
         return {key: _shortened(of) for key, of in value.items()}
     if isinstance(value, list):
@@ -98,7 +98,7 @@ def _shortened(value: Any) -> Any:
 
 
 def _read_back(checkpoint: Checkpoint, settings: Mapping[str, Any], config: Any) -> None:
-    """Check that config.json gives the same configuration as the GGUF file; errors as for `check_same`."""
+    """Check with `check_same` that config.json gives the same configuration as the GGUF file."""
     written = replace(
         checkpoint, naming="hf", architecture=settings["model_type"], settings=settings, metadata={}, shapes={}
     )
@@ -124,7 +124,7 @@ def to_json(tokenizer: Tokenizer, *, context_length: int) -> dict[str, str]:
 
 
 def _decoder(vocabulary: Vocabulary) -> Any:
-    """Return the decoder of Hugging Face tokenizers of the same kind (byte-level BPE or SPM)."""
+    """Return the decoder for the kind of the vocabulary (byte-level BPE or SPM), as Hugging Face tokenizers have it."""
     if vocabulary.kind == "byte-level BPE":
         return decoders.ByteLevel()
     steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -174,17 +174,17 @@ def to_mlx_folder(
         layers: exceptions from `to`. Maps a layer type, a group of layer types, or `token_embd` to a key of `TARGETS`
             or to "keep".
         allow_settings: settings that are left out if they are not implemented.
-        allow_mixed: write the folder even if more than half of the bytes of the matrices are not quantised in groups,
-            or get more bits than the requested type has.
+        allow_mixed: write the folder even if more than half of the bytes are in matrices that are not quantised in
+            groups, or get more bits than the requested type has.
         note: called with lines for the user, about ignored settings, about differences between the results of mlx-lm
             and of this engine, and about matrices that do not get the requested type.
         progress: called with (tensors written, tensors in total).
 
     Raises:
         OptionError: a type or a layer is unknown; `target` exists; matrices that are stored as one matrix are given
-            different types; or more than half of the bytes get another type (see `allow_mixed`).
+            different types; or too many bytes get another type (see `allow_mixed`).
         SourceError: the source cannot be read, or the target cannot be written.
-        FormatError, ModelError: the source is damaged, has NaN or infinity, or cannot be written for MLX.
+        FormatError, ModelError: the source is damaged, has NaN or infinity, or its model cannot be written for MLX.
         TokenizerError: a GGUF file has no tokenizer, or one that is not implemented.
     """
     layers = dict(layers or {})
@@ -258,7 +258,7 @@ def forms_of(
 
 
 def _quantization(to: str, parts: Sequence[Part]) -> dict[str, object]:
-    """Return the setting `quantization`: bits and group size of `to`, and an entry per matrix with another type."""
+    """Return the setting `quantization`: the type `to`, and the type (or False) of each matrix that differs."""
     whole = settings_of(target_type(to, parts[0].type_before))
     by_name: dict[str, object] = {}
     for part in parts:
@@ -356,10 +356,10 @@ def config_for_mlx(
     """Return a config that mlx-lm and transformers read in the same way.
 
     `tie_word_embeddings` is always written, because its default for Llama is different in the two programs.
-    transformers 5 nests the rotary settings in `rope_parameters`, which most models of mlx-lm 0.32 do not read: Llama's
-    base would silently be 10,000. So rotary settings are written as in transformers 4, except for the architectures in
-    NESTED. In a multimodal model, all this applies to the settings of the text model. `known` is the result of
-    `ConfigBase.to_hf` for the text model. If `config` lacks a setting, it is taken from `known`.
+    transformers 5 nests the rotary settings in `rope_parameters`, which most models of mlx-lm 0.32 do not read: for
+    Llama, mlx-lm would silently use a base of 10,000. So rotary settings are written as in transformers 4, except for
+    the architectures in NESTED. In a multimodal model, all this applies to the settings of the text model. `known` is
+    the result of `ConfigBase.to_hf` for the text model. If `config` lacks a setting, it is taken from `known`.
     """
     text, known = config.get("text_config"), known or {}
     if isinstance(text, Mapping):
@@ -486,7 +486,7 @@ def check_loads(where: str, model_type: str, config: Any, *, has_head: bool) -> 
 
 
 def _gpt2(config: Any, *, has_head: bool) -> str | None:
-    """Describe what mlx-lm expects of a GPT-2 or GPT-NeoX and what was found; None if mlx-lm supports the model."""
+    """Return what mlx-lm expects of a GPT-2 or GPT-NeoX and what was found; None if mlx-lm supports the model."""
     size = 4 * config.hidden_size
     if config.intermediate_size != size:
         return f"an FFN of {size:,}, 4 times the hidden size, found {config.intermediate_size:,}"
@@ -494,7 +494,7 @@ def _gpt2(config: Any, *, has_head: bool) -> str | None:
 
 
 def _layers(model_type: str, config: Any) -> str | None:
-    """Describe the order of layers that mlx-lm expects and what was found; None if mlx-lm supports the order."""
+    """Return the order of layers that mlx-lm expects and what was found; None if mlx-lm supports the order."""
     if model_type in BY_INTERVAL:
         kinds = getattr(config, "kinds", None)
         is_other = [kind == DELTA for kind in kinds] if kinds else [window is not None for window in config.windows]

@@ -125,14 +125,15 @@ def head_size(s: Settings, key: str, default: Any) -> int:
 
 
 def unread(s: Settings, key: str, config: Any) -> None:
-    """Accept any number for a setting of rotary embedding, because attention has none."""
+    """Accept any number for a setting of rotary embedding, because attention has no rotary embedding."""
     s.number_or_zero(key)
 
 
 def of_expert_groups(n_used: int, known: Any) -> str | None:
     """Check `n_groups_used` with `of_groups`.
 
-    `of_groups` reads the number of groups of experts from `n_groups`; in this file, `n_groups` is Mamba2's.
+    `of_groups` reads the number of expert groups from a field `n_groups`. In the config of this file, `n_groups` is the
+    number of Mamba2's groups, so `of_groups` gets another object.
     """
     sizes = {"n_experts": known.n_experts, "n_experts_used": known.n_experts_used, "n_groups": known.n_expert_groups}
     return of_groups(n_used, SimpleNamespace(**sizes))

@@ -25,8 +25,8 @@ config.CPU_FEATURES = features()
 # compiled callers could not catch.
 _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy", "cache": True}
 
-# The type of a task, a function that processes one chunk of a job (`jobs.py`). Its arguments: a pointer to the job's
-# words (int64), the number of the chunk, and the address of scratch memory.
+# The type of a task, a function that processes one chunk of a job (`jobs.py`). A task has three arguments: a pointer to
+# the job's words (int64), the number of the chunk, and the address of scratch memory.
 TASK = types.void(types.CPointer(types.int64), types.int64, types.int64)
 _TYPES = {"i": types.int64, "f": types.float64}
 
@@ -75,6 +75,6 @@ def export(name: str, function: Callable[..., Any]) -> str:
 
 
 def entry(function: Callable[..., Any]) -> Any:
-    """Export a function that Python calls; return it compiled by `jit`. `library.ENTRIES` has its argument types."""
+    """Export a function that Python calls, with the argument types in `library.ENTRIES`; return `jit(function)`."""
     EXPORTS[function.__name__] = (function, types.void(*(_TYPES[letter] for letter in ENTRIES[function.__name__])))
     return jit(function)

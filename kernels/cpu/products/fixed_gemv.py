@@ -50,7 +50,7 @@ _AHEAD = 1536
 
 @intrinsic
 def _pack_block(typing: Any, quants: Any, to: Any) -> Any:
-    """Write 32 int16 at address `quants` to the record at `to`, in the order that `formats/fixed_rows.py` defines."""
+    """Copy 32 int16 from address `quants` to the record at address `to`, in the order of `formats/fixed_rows.py`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.VectorType(_I16, 32)
@@ -78,7 +78,7 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
     values, factors = shorts(quants), floats(scales)
     for t in range(n):
         for b in range(n_blocks):
-            # The records of two tokens are interleaved block by block. If n is odd, the last token's record is not.
+            # The records of each pair of tokens are interleaved block by block. If n is odd, the last one is alone.
             pair, together = t // PAIR * PAIR, min(PAIR, n - t // PAIR * PAIR)
             place = to + RECORD_BYTES * (pair * n_blocks + b * together + t - pair)
             at = 32 * (t * n_blocks + b)
@@ -99,7 +99,7 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
 
 @task
 def prepare_records(job: Any, chunk: int, scratch: int) -> None:
-    """Norm (if the job has a norm) and quantise the rows of X, and write their records to Y."""
+    """Write the records of the rows of X to Y. If the job has a norm, it is applied before the rows are quantised."""
     n, n_tokens = job[K], job[T]
     quants = scratch + 4 * n
     scales = quants + 2 * n * n_tokens
@@ -109,14 +109,14 @@ def prepare_records(job: Any, chunk: int, scratch: int) -> None:
 
 @task
 def multiply_fixed_stored(job: Any, chunk: int, scratch: int) -> None:
-    """Do in fixed point what `gemv.multiply_stored` does: multiply the rows of one chunk with each token."""
+    """Do in fixed point what `gemv.multiply_stored` does: multiply the weight rows of one chunk with all tokens."""
     m = matrix_of(job, chunk)
     height, apart = ceil_div(job[HEIGHT], job[WAYS]), ceil_div(job[m + ROWS], job[WAYS])
     first = (chunk - job[m + CHUNK]) * height
     n, n_tokens = min(height, apart - first), job[T]
     other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
-    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size). `size` is the height, rounded up to whole
-    # SIMD vectors.
+    # Scratch memory: FORMAT_SCRATCH bytes, then the products (T, 4, size) of the four ranges. `size` is `height`,
+    # rounded up to whole SIMD vectors.
     size, place = ceil_div(height, LANES) * LANES, scratch + FORMAT_SCRATCH
     products, step = floats(place), row_bytes(job, m, job[K])
     from_m, from_other = job[m + WEIGHTS], job[other + WEIGHTS]

@@ -2,9 +2,9 @@
 
 Weight rows are expanded one stretch (STRETCH columns) at a time. For at most GEMM_NEAR tokens, four weight rows are
 expanded at a time, so that they stay in the L1 cache. For more tokens, GEMM_ROWS weight rows are expanded at a time, so
-that the activations are read less often. Tiles prefetch the rows that are expanded next, a cache line at a time. This
-takes 10 to 16 % less time than bursts of prefetches, which delay reads of activations from the L2 cache (12 to 32
-tokens, Xeon, AVX-512).
+that the activations are read less often. While a tile multiplies, it prefetches the rows that are expanded next, one
+cache line per 16 columns. This takes 10 to 16 % less time than bursts of prefetches, which delay reads of activations
+from the L2 cache (12 to 32 tokens, Xeon, AVX-512).
 
 With AVX2, a tile makes two sweeps (`tile.py`): the first one reads the first 8 of each 16 columns, the second one the
 last 8. Expanded rows and activations are stored in these two *parts*: the first parts of all rows, then the last parts.
@@ -49,7 +49,7 @@ PREPARED = 16
 # Number of parts in which expanded rows and activations are stored, and also the number of tiles of tokens that are
 # multiplied with the same rows.
 PARTS = LANES // PART
-# Number of floats of all sums that are kept in memory between the two sweeps.
+# Number of sums (floats) that are kept in memory between the two sweeps.
 _ALL_KEPT = GEMM_ROWS // TILE_ROWS * PARTS * KEPT if PARTS > 1 else 0
 # Floats from a part of an expanded row to the same part of the next row. At a distance of 4,096 bytes, all rows would
 # use the same sets of the L1 cache, so LANES floats are added. With AVX2 the distance is 2,048 bytes, and adjacent rows
@@ -61,7 +61,7 @@ _EXPANDED = 4 * GEMM_ROWS * PARTS * _PART_ROW
 
 @jit
 def _rows_expanded(n_tokens: int) -> int:
-    """Return the number of rows of a matrix to expand before multiplying them."""
+    """Return how many weight rows are expanded before they are multiplied."""
     return TILE_ROWS if n_tokens <= GEMM_NEAR else GEMM_ROWS
 
 
@@ -78,7 +78,7 @@ def _add_products(
     expanded = scratch + FORMAT_SCRATCH
     n_columns, together = job[K], _rows_expanded(n_tokens)
     stored = row_bytes(job, m, n_columns)
-    # Bytes of the next rows that are prefetched while a tile multiplies 16 columns.
+    # Bytes from one prefetched cache line to the next: a tile prefetches one line per 16 columns.
     step = ceil_div(stored * TILE_ROWS * LANES, n_columns * ceil_div(n_tokens, tile_vectors()))
     for r in range(0, n_rows, together):
         n, ahead = min(together, n_rows - r), job[m + WEIGHTS] + (first + r + together) * stored
@@ -97,10 +97,10 @@ def _add_stretch(
     job: Any, expanded: int, together: int, n: int, column: int, t: int, n_tokens: int, sums: Any, at: int, row: int,
     ahead: int, step: int,
 ) -> int:  # fmt: skip
-    """Add the products of n expanded rows and a span of tokens over the stretch that begins at `column`.
+    """Add to `sums` the products of n expanded rows and a span of tokens, over the stretch that begins at `column`.
 
-    Meanwhile, prefetch memory from address `ahead` on, `step` bytes for each 16 columns of each tile. Return the
-    address after the prefetched bytes.
+    For each 16 columns of a tile, prefetch the cache line at address `ahead`, and advance `ahead` by `step` bytes.
+    Return the new `ahead`.
     """
     whole = ceil_div(min(STRETCH, job[K] - column), LANES) * LANES
     weights, kept, x = floats(expanded), floats(expanded + _EXPANDED), floats(job[X])
@@ -152,9 +152,9 @@ def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
 
 @task
 def prepare_rows(job: Any, chunk: int, scratch: int) -> None:
-    """Norm (if the job has a norm) the PREPARED rows of one chunk of X, and write them to Y, padded with zeros.
+    """Write PREPARED rows of X, one chunk, to Y, padded with zeros. If the job has a norm, apply it first.
 
-    Y is (T, STRIDE). With AVX2, Y is stored by stretches of columns instead: each is (parts, T, columns of a part).
+    Y is (T, STRIDE). With AVX2, Y is instead a sequence of stretches, each stored as (parts, T, columns of a part).
     """
     n, stride = job[K], job[STRIDE]
     x, out, eps = floats(job[X]), floats(job[Y]), np.float32(number(job[NORM_EPS]))

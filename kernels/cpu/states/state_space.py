@@ -1,12 +1,13 @@
 """The state space model of Mamba2 (SSD), its gate, and the norm of its output.
 
 Tokens are applied sequentially, not in chunks as in the SSD algorithm. In this file, a chunk is a thread's unit of
-work: one of the H heads, for all tokens of the pass. A run is consecutive rows of one sequence (`layout.py`).
+work: in `space_head` one of the H heads, for all tokens of the pass, and in `space_norm` TOKENS tokens. A run is
+consecutive rows of one sequence (`layout.py`).
 
-The state of a head is a matrix (N, P) with state size N and head dim P. Each token decays the matrix, adds the outer
-product of the token's B and input to the matrix, and reads the matrix with the token's C. For each of the P columns,
-sums run over the N rows in order, so the bits do not depend on the number of tokens in a pass. `_four` reads and writes
-the matrix once for four tokens, with the same bits as four calls of `_one`.
+The state of a head is a matrix (N, P) with state size N and head dim P. Each token multiplies the matrix by the token's
+decay, and adds the outer product of the token's B and input, times the time step. The token's output is its C times the
+new matrix. For each of the P columns, sums run over the N rows in order, so the bits do not depend on the number of
+tokens in a pass. `_four` reads and writes the matrix once for four tokens, with the same bits as four calls of `_one`.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ def _one(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: in
     """Apply one token to 16 columns of a head's matrix; write the token's output for these columns.
 
     In the states m, the old matrix is read from index `source` on, and the new matrix is written from index `to` on.
-    These are the indices of row 0 at the first of the columns. The n = N rows are `apart` elements apart. In x, the
-    output of the convolution, the token's B is at index b, its C at c, and its input for the first column at v. In `of`
-    (`_prepare`), the token's decay is at index `at`, and its time step at `at + 1`. Its output for the first column is
-    written to index y of `out`.
+    Both are indices of row 0 in the first of the 16 columns. The n = N rows are `apart` elements apart. In x, the
+    output of the convolution, the token's B is at index b, its C at c, and its input for the first column at v. In
+    `of`, written by `_prepare`, the token's decay is at index `at`, and its time step at `at + 1`. Its output for the
+    first column is written to index y of `out`.
     """
     decay, added, sum_ = load_splat(of, at), mul(load_splat(of, at + 1), load(x, v)), zeros()
     for e in range(n):
@@ -153,7 +154,7 @@ def _piece(job: Any, block: Any, head: int, first: int, n: int, source: int, tar
             at = (first + t) * row + b
             _four(m, read, to, P, N, x, row, at, at + G * N, v + t * row, of, 2 * t, out, y + t * width, width)
             t, read = t + 4, to
-        # A single token is applied to 64 columns at a time, and to the rest of the columns 16 at a time.
+        # If n is 1, the token is applied to 64 columns at a time, and to the rest of the columns 16 at a time.
         if n == 1 and column % (4 * LANES) == 0 and column + 4 * LANES <= P:
             at = first * row + b
             _wide(m, read, to, P, N, x, at, at + G * N, v, of, 0, out, y)
@@ -178,7 +179,7 @@ def _gate(job: Any, block: Any, head: int, first: int, n: int) -> None:
 
 @task
 def space_head(job: Any, chunk: int, scratch: int) -> None:
-    """Compute head `chunk` of all runs."""
+    """Compute the output of the head with index `chunk`, for all runs."""
     block, runs, of = words(job[BLOCK]), words(job[RUNS]), floats(scratch)
     size = block[SPACE_STATE_DIM] * block[SPACE_HEAD_DIM]
     for i in range(job[N_RUNS]):
@@ -194,7 +195,7 @@ def space_head(job: Any, chunk: int, scratch: int) -> None:
 
 @task
 def space_norm(job: Any, chunk: int, scratch: int) -> None:
-    """Apply an RMS norm to each group of columns, for TOKENS tokens."""
+    """Apply an RMS norm to each group of columns of the output, for TOKENS tokens."""
     block, out = words(job[BLOCK]), floats(job[OUT])
     width, n_groups = block[SPACE_HEADS] * block[SPACE_HEAD_DIM], block[SPACE_NORM_GROUPS]
     size, eps = width // n_groups, np.float32(number(block[SPACE_EPS]))
@@ -211,11 +212,11 @@ def state_space(
 ) -> None:  # fmt: skip
     """Compute the state space of Mamba2, multiply its output with the SiLU of its gate, and norm the product.
 
-    If the word SPACE_NORM is 0, the product is not normed. `address` is that of the thread pool's control block,
-    `block` that of the state space's words (`layout.py`). P is a multiple of 16. An argument `..._row` is the distance
-    in elements from row to row. The others are addresses:
+    If the word SPACE_NORM is 0, the product is not normed. `n_rows` is the number of tokens T. P is a multiple of 16.
+    `gate_row` and `step_row` are distances in elements from row to row. These arguments are addresses:
 
-    - x: `n_rows` = T contiguous rows, each with the inputs, B and C of a token
+    - address: the thread pool's control block. block: the words of the state space (`layout.py`)
+    - x: T contiguous rows, each with the inputs, B and C of a token
     - gate: the gate, (T, H * P). step: the time step (dt) before its bias and softplus, (T, H)
     - states: the states, (slots, H, N, P). runs: the runs, int64 (n_runs, RUN_WIDTH)
     - out: the contiguous output, (T, H * P)

@@ -3,7 +3,7 @@
 A GPU's compiler may refuse a kernel. MLX is lazy, so the error would be raised much later, when a result is evaluated.
 So each instantiation of a kernel (for certain shapes and types) first runs once on zeros. If the GPU refuses one, the
 method of this kernel returns None from then on, for all shapes, and the caller uses MLX operations instead. For the
-kernels in `TUNED`, the fastest launch settings are chosen before the first use, too (`tuning.py`).
+kernels in `TUNED`, the fastest launch settings are also chosen before the first use (`tuning.py`).
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ class Kernels:
         return self._run(dense, (tile(x), weight.shape), x, weight)
 
     def rms_norm(self, x: mx.array, weight: mx.array, eps: float) -> mx.array | None:
-        """Return rows (T, K) normed; K must be a multiple of 32."""
+        """Return the RMS norm of the rows of x (T, K); K must be a multiple of 32."""
         made = self._run(norm_rows, x.shape[1:], x, weight, eps, True)
         return None if made is None else made[0]
 
     def rows(self, table: SplitMatrix, ids: mx.array) -> mx.array | None:
-        """Return the rows `ids` (uint32) of an embedding table, dequantised."""
+        """Return the rows of an embedding table with the indices `ids` (uint32), dequantised."""
         return self._run(embed_rows, (len(ids) < 8, table.instance), table.matrix, ids.view(mx.int32))
 
     def head_norm_rope(
@@ -127,8 +127,8 @@ class Kernels:
         `store` is the KV store (n, G, slots, row): n is 2 (keys, values), or 1 if the keys are also the values; a row
         has the E elements of one token, or their bytes in Q8_0. `pages`, (B, P) int32, has the first slot of each page
         of each sequence, for up to P pages. `owner` and `position`, (R,) int32, are the index of each query's sequence
-        and the position in it. `page` is the number of tokens per page. `window` is the argument of
-        `batch.first_visible`, but 0 in place of None (no limit).
+        and the position in it. `page` is the number of tokens per page. `window` is as in `batch.first_visible`,
+        except that 0 means no limit, in place of None.
         """
         variant = scores.softcap is None, scores.sinks is None
         key = q.shape[1:], store.shape[1], page, window, len(q) < 8, pages.size < 8, variant
