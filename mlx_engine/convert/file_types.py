@@ -80,7 +80,7 @@ def types_of(
         kind = kind_of(name, len(parts[name].shape))
         # `Mix.type_of` counts the matrices of each kind, so call it for every matrix.
         mixed = mix.type_of(name) if mix is not None and kind is not None else None
-        # `layer_type` gives the embedding table the layer type of the head, but without a tied head, they differ.
+        # If the model has a separate head, a type that is given to the head is not for the embedding table.
         is_plain_table = name == TABLE and f"{HEAD}.weight" in parts
         given = None if is_plain_table else conversion.given(layer_type(name))
         is_kept = kind is None or (given is None and kind == KEPT and conversion.quant in KEEPING)
