@@ -21,8 +21,8 @@ KERNEL = Kernel.load("project_add", ["x", "wq", "ws", "residual"], ["y"])
 def project_add(x: mx.array, weight: StoredMatrix, residual: mx.array, *, tuning: Tuning | None = None) -> mx.array:
     """Compute `residual + x @ weight.T`, (V, N), for x (V, K) of float16 or float32, and a float32 residual (V, N).
 
-    The error is at most `4 * 2**-24 * sum(|x| * |weight|)`, plus one rounding of the result. V is any number, and
-    the bits of a row depend neither on V nor on `tuning`.
+    The error is at most `4 * 2**-24 * sum(|x| * |weight|)`, plus one rounding of the result. The bits of a row
+    depend neither on V, which may be any number, nor on `tuning`.
 
     Raises:
         ValueError: x or the residual has a wrong shape or type.
@@ -44,7 +44,7 @@ def project_add(x: mx.array, weight: StoredMatrix, residual: mx.array, *, tuning
 
 
 def reference(x: mx.array, weight: StoredMatrix, residual: mx.array) -> Expected:
-    """Return the expected result in float64, with the error bound: the addition adds one rounding."""
+    """Return the expected result in float64, with the error bound: that of the product, plus one rounding."""
     value, bound = products(wide(x), weight)
     total = value + wide(residual)
     return Expected(total, bound + EPSILON * (np.abs(total) + bound))

@@ -12,7 +12,7 @@ from mlx_engine.machine.forks import abandoned, kept_over_forks
 
 
 class SessionGuard:
-    """Refuses sessions of a closed or forked backend (`check`), and lets one thread at a time hold a session (`held`).
+    """Refuses sessions that are not possible (`check`), and lets one thread at a time hold a session (`held`).
 
     Copies of a backend share the guard of the original.
     """

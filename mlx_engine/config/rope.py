@@ -35,7 +35,7 @@ class Rotation:
     """The rotary embedding settings of a model.
 
     Attributes:
-        theta: the base of the frequencies `theta ** (-2j / n)` of the n rotated elements of a head.
+        theta: the base of the frequencies. Pair j of the n rotated elements of a head has `theta ** (-2j / n)`.
         rule: the scaling rule, a key of `RULES`.
         factor: the scaling factor of the rule.
         low, high: "llama3" and "yarn" divide a frequency by `factor` if its pair makes fewer than `low` rotations over
@@ -47,7 +47,7 @@ class Rotation:
         extent: for "longrope" and "dynamic": length of the longest sequence; None is the training context.
         n_rotated: number of elements of a head that are rotated; None for all.
         part: for "proportional": the fraction of a head's pairs, from the first pair on, that are rotated.
-        beta: Llama 4's attention scaling multiplies queries at position p by 1 + beta * ln(1 + p // context). 0: none.
+        beta: Llama 4's attention scaling multiplies queries at position p by 1 + beta * ln(1 + p // context).
     """
 
     theta: float
@@ -83,7 +83,7 @@ class Rotation:
         return Rope(frequencies + (0.0,) * rest, lengths, growth)
 
     def divisors(self, head_dim: int) -> tuple[float, ...]:
-        """Return for each pair the number by which the rule divides its frequency."""
+        """Return, for each pair of elements of a head, the number by which the rule divides the pair's frequency."""
         plain, rope = Rope.plain(head_dim, self.theta), self.for_heads(head_dim)
         return tuple(f / slow for f, slow in zip(plain.frequencies, rope.frequencies, strict=True))
 
@@ -349,7 +349,7 @@ class RotationSetting(Setting):
         return found
 
     def _part(self, s: Settings, known: Any) -> float:
-        """Return the fraction of each head that is rotated. MiniMax's files have the number of rotated elements."""
+        """Return the fraction of each head that is rotated. MiniMax's files instead have the number of elements."""
         n = s.whole_or_none("rotary_dim", None)
         return s.number("partial_rotary_factor", self.part if n is None else part_of(n, known.head_dim))
 
@@ -404,7 +404,7 @@ class RotationSetting(Setting):
         once, all_ = s.number_or_zero("mscale"), s.number_or_zero("mscale_all_dim")
         usual = yarn_attention(factor, once) / yarn_attention(factor, all_) if once and all_ else yarn_attention(factor)
         low, high = s.number("beta_slow", 1.0), s.number("beta_fast", 32.0)
-        # The first YaRN models have `finetuned`; transformers does not read it.
+        # Read `finetuned`, so that it is not refused. The first YaRN models have it; transformers does not read it.
         s.flag("finetuned", True)
         s.number(ATTN_FACTOR, 1.0)
         beta = 0.0
@@ -482,7 +482,7 @@ def chunked_context(usual: int | Any = REQUIRED) -> Any:
 
 @dataclass(frozen=True)
 class BeyondChunk(Constant):
-    """The context length with dual chunk attention, for a note to the user; None if a model does not have it."""
+    """The context length with dual chunk attention, for a note to the user; None without dual chunk attention."""
 
     value: int | None = None
 

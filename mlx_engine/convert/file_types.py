@@ -26,8 +26,8 @@ FILE_TYPES = {
 }  # fmt: skip
 # Maps a mix to the type of most of its matrices.
 MIXES = {"q4_k_m": "Q4_K", "q5_k_m": "Q5_K", "q6_k": "Q6_K"}
-# Maps a type to its replacement if a matrix's row length is not a multiple of 256. If it is not a multiple of 32
-# either, use F16.
+# Maps a type to its replacement for matrices whose row length is not a multiple of 256. If the row length is not a
+# multiple of 32 either, the replacement is F16.
 FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 TABLE = "token_embd.weight"
 # If the head is tied to the embedding table, llama.cpp gives these tables the type of the head.
@@ -35,8 +35,8 @@ TABLES = (TABLE, "per_layer_token_embd.weight")
 # KEPT is the layer type of a small matrix that llama.cpp never converts. If `--to` is in KEEPING, `quantize` does
 # not convert the matrix either, unless `--layer` gives it a type.
 KEPT, KEEPING = "per_layer_model_proj", (*MIXES, "f16", "bf16")
-# llama.cpp has a separate rule for "70B" models. These have 80 layers and one of these two architectures; with "llama",
-# they also have grouped-query attention.
+# llama.cpp has a separate rule for models that it treats as 70B: those with 80 layers and the architecture "qwen2", or
+# "llama" if they have grouped-query attention.
 LARGE, LARGE_LAYERS = ("llama", "qwen2"), 80
 # llama.cpp has separate rules for models with this number of experts, such as Mixtral 8x7B.
 FEW_EXPERTS = 8
@@ -56,7 +56,7 @@ class FileConversion(Conversion):
 
 @dataclass(frozen=True)
 class Choice:
-    """The type of a matrix in the new file, and the requested type `asked`, which a mix may choose.
+    """The type of a matrix in the new file, and `asked`, the type that the user or the mix requests for it.
 
     The two types differ if the row length is not a multiple of the requested type's block size.
     """
@@ -80,6 +80,7 @@ def types_of(
         kind = kind_of(name, len(parts[name].shape))
         # `Mix.type_of` counts the matrices of each kind, so call it for every matrix.
         mixed = mix.type_of(name) if mix is not None and kind is not None else None
+        # If the model has a separate head, a type that is given to the head is not for the embedding table.
         is_plain_table = name == TABLE and f"{HEAD}.weight" in parts
         given = None if is_plain_table else conversion.given(layer_type(name))
         is_kept = kind is None or (given is None and kind == KEPT and conversion.quant in KEEPING)
@@ -159,7 +160,7 @@ class Mix:
         return self.most
 
     def _more_bits(self, i: int, n: int) -> GGMLType:
-        """Return Q6_K if `i` is in the first or last eighth of range(n), or every third index between; else `most`."""
+        """Return Q6_K for the first and last eighth of range(n) and every third index between them, else `most`."""
         has_more = i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
         return BY_NAME["Q6_K"] if has_more else self.most
 

@@ -67,7 +67,7 @@ class RemotePool:
         return self._entry(n_slots, math.prod(shape) * BYTES_PER_FLOAT)
 
     def kv_copy(self, store: RemoteStore, source: int, target: int, n: int) -> RemoteStore:
-        """Record that ranks with the store must copy slots [source, source + n) to slots [target, target + n)."""
+        """Record that ranks with the store must copy n slots (places of tokens) from `source` on to `target` on."""
         self._changes.append(["copy", self._pool, store.number, source, target, n])
         return store
 
@@ -110,7 +110,7 @@ class BatchMessages:
     def message(self, batch: Batch) -> Message:
         """Return the message of a forward pass, with all changes of pools since the last message."""
         page, ends = batch.stores.page, [kv.length for kv in batch.groups[0].spans] if batch.groups else []
-        if not ends:  # a model with only recurrent states has no groups: take the ends from the positions
+        if not ends:  # a model with only recurrent states has no groups: compute the ends of sequences from positions
             last = np.cumsum(batch.lengths) - 1
             ends = [batch.positions[i] + 1 for i in last.tolist()]
         changes = [self._changes.popleft() for _ in range(len(self._changes))]
@@ -146,7 +146,7 @@ class StagePool:
 class StagePools:
     """The stores of a rank's own layers, in all pools. Makes the `Batch` of each pass from rank 0's message.
 
-    `layers` has the cache of each of this rank's layers; `first` is the index of this rank's first layer in the model.
+    `layers` describes the cache of each of this rank's layers; `first` is the index of the first one in the model.
     """
 
     def __init__(self, backend: Backend, layers: Sequence[CacheLayer], first: int = 0) -> None:
@@ -167,9 +167,9 @@ class StagePools:
     def _made(self, page: int, are_kept: bool, windows: list[int | None], layers: list[Any]) -> StagePool:
         """Allocate the stores of this rank's layers, for a change "pool" of a message.
 
-        `layers` has for each layer of the model: the index of its group, or -1; its KV store, or an empty list; a list
-        of its state stores. A store is a list of its number and its count of slots. Layers whose stores have the same
-        number share this store.
+        `layers` has for each layer of the model: the index of its group (-1: none); its KV store (an empty list: none);
+        a list of its state stores. A store is a list of its number and its count of slots. Layers whose stores have the
+        same number share this store.
         """
         own = layers[self._first : self._first + len(self._layers)]
         groups = sorted({group for group, _, _ in own} - {-1})

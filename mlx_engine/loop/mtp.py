@@ -24,8 +24,7 @@ from mlx_engine.loop.speculation import MOST_ROWS, PassCosts, append_choices, be
 from mlx_engine.options import MTP
 from mlx_engine.weights.model import ExtraLayer, Model
 
-# READ is the largest number of a prompt's last tokens that the layer reads. MOST is the largest number of tokens that
-# are proposed for a sequence at once.
+# Of a prompt, the layer reads at most the last READ tokens. At most MOST tokens are proposed for a sequence at once.
 READ, MOST = 256, 3
 
 
@@ -61,7 +60,7 @@ class NextTokens:
     def propose(self, wanted: Mapping[Sequence, int], budget: int) -> Mapping[Sequence, abc.Sequence[int]]:
         """Return, for each sequence, the ids that the layer predicts after the ids of prompt and answer so far.
 
-        `wanted` maps each sequence to the largest number of its proposed ids. `budget`, a bound on the tokens that a
+        `wanted` maps each sequence to the largest number of ids to propose. `budget`, a bound on the tokens that a
         drafter reads in a call, is ignored, because the layer reads at most the last `READ` tokens of a prompt.
         """
         be, found = self._backend, dict[Sequence, list[Token]]()
@@ -97,7 +96,7 @@ class NextTokens:
             held.kv.close()
 
     def _next(self, sequence: Sequence) -> tuple[SequenceInput, np.ndarray] | None:
-        """Return the n tokens that the layer reads next, and the model's hidden states (n, D) one position before each.
+        """Return the next n tokens for the layer, and the model's hidden states (n, D) one position before each token.
 
         Return None if the hidden state before the sequence's last token is missing, or if the whole pool is too small
         for the sequence.
@@ -129,11 +128,11 @@ class NextTokens:
     ) -> dict[Sequence, np.ndarray]:  # fmt: skip
         """Run a pass of the layer, and append each sequence's chosen token to its list in `found`.
 
-        `hidden` has, for each of a sequence's n tokens, the hidden state (n, D) one position before. Return the layer's
-        hidden state (1, D) of each sequence's last token.
+        `hidden` maps each sequence to the hidden states (n, D) one position before each of its n tokens. Return the
+        layer's hidden state (1, D) of each sequence's last token.
 
-        If the pool has too few pages for all sequences, `begin_fitting` removes the last sequences from `inputs`. It
-        removes them from `found`, too, if they have no proposed token yet; then their pages are freed.
+        If the pool has too few pages for all sequences, `begin_fitting` removes the last sequences from `inputs`. If a
+        removed sequence has no proposed token yet, it is also removed from `found`, and its pages are freed.
         """
         all_inputs, batch = list(inputs), begin_fitting(inputs, found)
         for one in all_inputs:

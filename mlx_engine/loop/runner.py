@@ -1,18 +1,18 @@
 """The model runner: runs the forward passes that the scheduler asks for, and chooses the next tokens from their logits.
 
-A pass runs unread tokens of one or more sequences. The runner first submits a pass: it computes the logits and chooses
-the next tokens, or, on a lazy backend (MLX), only hands this work to the device. Then the runner settles the pass: it
-waits until the chosen tokens are on the host, and commits the tokens that were run to the KV cache. An eager backend
-settles each pass at once. On a lazy backend, the next pass is submitted before the last one is settled, so that the
-device computes while the host works. With N pipeline stages, N passes are submitted before the first one is settled,
-and the tokens of a pass are chosen only when the pass is settled. So these N passes run different sequences, or
-successive chunks of one prompt.
+A pass runs a *chunk* of each of its sequences: *unread* tokens (no pass has run them yet), then tokens that a drafter
+proposes. The runner first submits a pass: it computes the logits and chooses the next tokens, or, on a lazy backend
+(MLX), only hands this work to the device. Then the runner settles the pass: it waits until the chosen tokens are on the
+host, and commits the tokens that were run to the KV cache. An eager backend settles each pass at once. On a lazy
+backend, the next pass is submitted before the last one is settled, so that the device computes while the host works.
+With N pipeline stages, N passes are submitted before the first one is settled, and the tokens of a pass are chosen only
+when the pass is settled. So these N passes run different sequences, or successive chunks of one prompt.
 
-The mask of a constraint depends on the previous token. So if a sequence has a constraint, and its last token is not
-settled, its next pass is submitted without choosing tokens. While the device runs this pass, the host settles the
-previous pass, and then chooses the tokens. On an eager backend, a thread computes masks while the next pass runs. For
-some requests (`Sampler.is_checked`), the token is chosen without a mask, and a mask is computed only if the constraint
-does not allow this token.
+The mask of a constraint (the tokens that it allows) depends on the previous token. So if a sequence has a constraint,
+and its last token is not settled, its next pass is submitted without choosing tokens. While the device runs this pass,
+the host settles the previous pass, and then chooses the tokens. On an eager backend, a thread computes masks while the
+next pass runs. For some requests (`Sampler.is_checked`), the token is chosen without a mask, and a mask is computed
+only if the constraint does not allow this token.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PassOutput(NamedTuple):
     Attributes:
         chosen: pairs of a chunk and the tokens that were chosen for it, one token per sampler.
         failed: pairs of a chunk and the error that has ended it: its logits or hidden states are not finite, its
-            constraint allows no token, or a processor has failed.
+            constraint allows no token, or a logits processor has failed.
         seconds: the time of these passes.
         sampling: the part of `seconds` in which tokens were chosen; None if it was not measured.
     """
@@ -223,7 +223,7 @@ class ModelRunner:
         """Submit a pass, and choose its tokens. With pipeline stages, or if a mask is missing, do not choose yet."""
         model, profiler = self._model, self._model.backend.profiler
         if self._last_had_no_choice and not model.is_shared:
-            # Without this, a lazy backend would keep the graphs of all chunks of a prompt until the last is evaluated.
+            # Without this wait, a lazy backend would keep the graphs of a prompt's chunks until the last is evaluated.
             model.backend.wait(chunks[0].sequence.kv.pool.stores.arrays)
             self._last_had_no_choice = False
         start, inputs, n_rows = self._clock(), [], 0
@@ -307,7 +307,7 @@ class ModelRunner:
         sums = be.row_sums(logits)
         submitted.check = logits, sums
         if not be.lazy and be.bad_rows(logits, sums):
-            # The chunks of these rows fail when the pass is settled. Until then they need some valid token.
+            # The chunks of bad rows fail when the pass is settled. Until then they need some valid token.
             logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
         draws: list[Draw] = []
         for chunk, sampler in pairs:
@@ -408,16 +408,16 @@ class ModelRunner:
 
 
 def _next_token(chunk: ScheduledChunk) -> list[Token]:
-    """Return a list with the chosen token, which becomes unread; [] if the chunk has proposals: `keep` sets it."""
+    """Return a list with the chosen token, which becomes unread; [] if none is chosen, or if `keep` sets it later."""
     return [choice.token for choice in chunk.choices[:1] if not chunk.proposed]
 
 
 def _checked(
     be: Backend, logits: Array, pairs: abc.Sequence[tuple[ScheduledChunk, Sampler]], tokens: list[Token]
 ) -> list[Token]:
-    """If a constraint does not allow a row's token, choose again from the row of logits (R, V); return all tokens.
+    """Return `tokens`, one per row of logits (R, V), with a new choice in each row whose constraint refuses the token.
 
-    `tokens` has a token per row. If a constraint allows no token, its chunk fails.
+    If a constraint allows no token, its chunk fails.
     """
     for row, (chunk, sampler) in enumerate(pairs):
         try:

@@ -1,10 +1,10 @@
 """Hunyuan, dense (0.5B to 7B) and with a mixture of experts.
 
 Reference: Hugging Face transformers, models/hunyuan_v1_dense. Differences from Llama: heads of queries and keys are
-normed after RoPE, not before; for long contexts, the setting `alpha` raises the base of the rotary frequencies.
+normed, after RoPE; for long contexts, the setting `alpha` raises the base of the rotary frequencies.
 
-Reference of the mixtures: models/hunyuan_v1_moe. Every FFN is a mixture of experts plus a shared expert, whose output
-is added without a gate.
+Reference of the models with experts: models/hunyuan_v1_moe. Every FFN is a mixture of experts plus a shared expert,
+whose output is added without a gate.
 """
 
 from __future__ import annotations

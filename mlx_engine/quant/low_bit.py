@@ -132,9 +132,9 @@ IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 
 
 def dequantize_iq4_nl(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Dequantise (n, 18) bytes to (n, 32) weights `d * level`; quants are stored as in Q4_0."""
+    """Dequantise (n, 18) bytes to (n, 32) weights `d * level`. The low four bits of `qs` have the first 16."""
     block = blocks.view(layout.IQ4_NL)[:, 0]
-    with np.errstate(invalid="ignore"):  # a signalling NaN
+    with np.errstate(invalid="ignore"):  # NumPy warns of a scale that is a signalling NaN
         scales = block["d"].astype(np.float32)[:, None]
     return scale_groups(scales, IQ4_LEVELS[bit_fields(block["qs"], 4)])
 
@@ -142,8 +142,8 @@ def dequantize_iq4_nl(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def dequantize_iq4_xs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 136) bytes to (n, 256) weights `d * (scale - 32) * level`, in 8 groups of 32.
 
-    A scale has 6 bits: the low four are in `scales_l`, the high two in `scales_h`. Each 16 bytes of `qs` hold one
-    group, the first 16 weights in the low halves.
+    A scale has 6 bits: the low four are in `scales_l`, the high two in `scales_h`. Each 16 bytes of `qs` have one
+    group: the first 16 weights in their low four bits, the last 16 in the high four.
     """
     block = blocks.view(layout.IQ4_XS)[:, 0]
     low = bit_fields(block["scales_l"][..., None], 4).reshape(-1, 8)

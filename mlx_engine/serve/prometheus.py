@@ -74,7 +74,7 @@ DISK = {
 
 
 class Metrics:
-    """The metrics of one model or, for errors that belong to no model, of the server; used in the event loop."""
+    """The metrics of one model, or of the server for errors that belong to no model; used in the event loop."""
 
     def __init__(self) -> None:
         self.errors = Counter("http_errors", "Responses with an error, by HTTP status.", "status")
@@ -167,7 +167,7 @@ def text_of_models(
     Args:
         server: counts errors and disconnected clients, which belong to no model.
         models: maps the name of each model to its metrics and the use of its engine.
-        loads: maps the name of each model to how often it has been loaded, and whether it is loaded now.
+        loads: maps the name of each model to a pair: how often it has been loaded, and whether it is loaded now.
     """
     families: dict[tuple[str, str], list[str]] = {}
     for name, (metrics, load) in models.items():

@@ -2,14 +2,15 @@
 
 A panel is expanded from stored blocks, at most DEPTH columns at a time, and stays in the L1 cache while the tokens of a
 chunk are multiplied with it (`products/fixed_tile.py`). (In gemv, a panel is something else: packed input vectors,
-`products/gemv.py`.) A weight is `scale * quant + offset`. For each 32 columns, the quants of a row take 16 words of 4
-bytes. A panel has word 0 of all rows, then word 1 of all rows, ..., then the scales of all rows, then the offsets of
-all rows. If the format has a scale for each 16 columns (HALVES), the scales and offsets of the last 16 columns follow.
+`products/gemv.py`.) A weight is `scale * quant + offset`. The quants of 32 columns of a row take 16 words of 4 bytes.
+For each 32 columns, a panel has word 0 of all rows, then word 1 of all rows, ..., then the scales of all rows, then the
+offsets of all rows. If the format has a scale for each 16 columns (HALVES), these scales and offsets are those of the
+first 16 columns, and those of the last 16 columns follow.
 
 To build a panel, 8 x 8 words (four int8 quants each) are transposed, so that a vector has the same 4 columns of 8 rows.
-From each word, shifts make two words of two int16: columns 4 i and 4 i + 2, and columns 4 i + 1 and 4 i + 3. For sdot,
-and for AMX if the format has no HALVES, a word keeps its four int8 quants, and only the first 8 of the 16 words of a
-row are used.
+From word i, shifts make two words of two int16: columns 4 i and 4 i + 2, and columns 4 i + 1 and 4 i + 3. For sdot, and
+for AMX if the format has no HALVES, a word keeps its four int8 quants, and only the first 8 of the 16 words of a row
+are used.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _EIGHT, _SHORTS, _BYTES = ir.VectorType(_I32, 8), ir.VectorType(_I16, 16), ir.Ve
 ROWS = 32 if register_lanes() == 16 else 16
 # Number of words per row and 32 columns: 16 of quants, and two scales and two offsets.
 ROW_WORDS = 20
-# Whether a word has four int8, not two int16. QUADS: in all formats, for sdot (`fixed_tile.py`). TILES: for AMX, in
-# formats without HALVES (`fixed_amx.py`).
+# If QUADS (for sdot, `fixed_tile.py`), a word has four int8 in place of two int16, in all formats. If TILES (for AMX,
+# `fixed_amx.py`), it has four int8 only in formats without HALVES.
 QUADS = register_lanes() == 4 and has_quad_dot()
 TILES = register_lanes() == 16 and has_tiles()
 # Number of columns that are expanded together. The int16 quants of ROWS rows take 16 KB, half of the usual L1 cache.
@@ -130,7 +131,7 @@ def narrowed(typing: Any, low: Any, high: Any) -> Any:
 
 
 def in_halves(quants: Callable[..., Any]) -> Any:
-    """Make a function like `quants` that returns the 64 bytes as two vectors of 32 bytes, not as one of 16 words."""
+    """Make a function that returns the 64 quants of `quants`, one vector of 16 words, as two vectors of 32 bytes."""
 
     @jit
     def pair(blocks: Any, at: int, p: int) -> Any:
@@ -170,7 +171,7 @@ def levels_of(levels: Sequence[int]) -> Any:
 
 
 def transposed_4(builder: Any, rows: list[Any]) -> list[Any]:
-    """Transpose the 4 x 4 words of the first halves of four vectors of 8 words, and those of the last halves."""
+    """Transpose two matrices of 4 x 4 words: the first halves of four vectors of 8 words, and their last halves."""
     pairs = []
     for a, b in (rows[:2], rows[2:]):
         pairs.append(shuffled(builder, a, b, [0, 8, 1, 9, 4, 12, 5, 13]))
@@ -190,7 +191,10 @@ def transposed(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 def _words_of(builder: Any, bytes_: Any, kind: int) -> list[Any]:
-    """Return four columns of 8 rows as words of a panel: two vectors of int16 pairs, or one vector of int8 quads."""
+    """Return four columns of 8 rows as words of a panel: two vectors of int16 pairs, or one vector of int8 quads.
+
+    With QUADS, unsigned quants become signed: 128 is subtracted.
+    """
     unsigned = kind & UNSIGNED
     if TILES and not kind & HALVES:
         return [bytes_]
@@ -203,7 +207,7 @@ def _words_of(builder: Any, bytes_: Any, kind: int) -> list[Any]:
 
 
 def _put_quants(kind: int) -> Any:
-    """Make the function that writes 32 quants of each of 8 rows to a panel of a format of this kind."""
+    """Make the function that writes 32 quants of each of 8 rows to a panel; `kind` is the kind of the format."""
 
     @intrinsic
     def write(typing: Any, out: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
@@ -235,8 +239,8 @@ def _put_scales(typing: Any, to: Any, scales: Any) -> Any:
 class Panel(NamedTuple):
     """The kernel that expands rows of a format to a panel, and the kind of the format.
 
-    `expand(weights, step, n_rows, n_columns, out, scratch)` writes a panel of `n_rows` rows and `n_columns` columns, a
-    multiple of the block size, to address `out`. If `n_rows` is less than ROWS, the last row is repeated. Rows begin at
+    `expand(weights, step, n_rows, n_columns, out, scratch)` writes the panel of `n_rows` stored rows to address `out`.
+    If `n_rows` is less than ROWS, the last row is repeated. `n_columns` is a multiple of the block size. Rows begin at
     address `weights` and are `step` bytes apart. `scratch` is the address of `FORMAT_SCRATCH` bytes of scratch memory.
     """
 
@@ -282,10 +286,11 @@ def panel_by_parts(
 ) -> Panel:  # fmt: skip
     """Make the kernel of a format whose blocks have 256 weights.
 
-    `scales_of(blocks, at)` returns the scales of the block at byte `at`, and its minima if it has any, in one or two
-    SIMD vectors of 16 numbers. `quants_of(blocks, at, p)` returns quants 64 p to 64 p + 63 of the block in two vectors.
-    For each 32 columns, or with HALVES for each 16, `places` has the index of the scale among the numbers, and `minima`
-    the index of the minimum. `minima` is empty if the format has no minima. `kind` is HALVES or 0.
+    `scales_of(blocks, at)` returns one or two SIMD vectors of 16 numbers: the scales of the block at byte `at`, and its
+    minima (negated offsets) if the format has minima. `quants_of(blocks, at, p)` returns quants 64 p to 64 p + 63 of
+    the block in two vectors. For each 32 columns, or for each 16 with HALVES, `places` has the index of the scale in
+    these 16 or 32 numbers, and `minima` has the index of the minimum. `minima` is empty if the format has no minima.
+    `kind` is HALVES or 0.
     """
     write, scales_put = _put_quants(kind), _scale_writer(scales_of, places, minima, kind)
 

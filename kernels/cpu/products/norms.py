@@ -48,7 +48,7 @@ def layer_norm(x: Any, at: int, n: int, weight: Any, bias: Any, eps: Any, out: A
 
 @jit
 def norm(x: Any, at: int, n: int, weight: int, bias: int, eps: Any, out: Any, to: int) -> None:
-    """Apply the layer norm with a bias at address `bias`, or the RMS norm if `bias` is 0."""
+    """Apply the RMS norm if `bias` is 0, else the layer norm; `weight` and `bias` are addresses."""
     if bias != 0:
         layer_norm(x, at, n, floats(weight), floats(bias), eps, out, to)
     else:
@@ -74,7 +74,7 @@ def norm_rotate(
     x: Any, at: int, n_heads: int, width: int, weight: Any, eps: Any, cos: Any, sin: Any, row: int, out: Any, to: int,
     step: int,
 ) -> None:  # fmt: skip
-    """Norm (if eps >= 0) and rotate one token's heads, which are `width` elements apart in x, and `step` in out."""
+    """Norm one token's heads if eps >= 0, and rotate them; heads are `width` elements apart in x, and `step` in out."""
     for h in range(n_heads):
         source, target = at + h * width, to + h * step
         if eps >= 0:

@@ -1,12 +1,12 @@
 """Register tiles, generated for registers of any width: dot products, and sums of weighted rows.
 
-This is the order of summation of the float32 dot products of linear layers and attention scores, to the last bit
-(`order_numpy.py` defines it in NumPy):
+Float32 dot products of linear layers and attention scores are summed in this order, which fixes every bit
+(`order_numpy.py` is the same in NumPy):
 
     Columns are cut into stretches of STRETCH columns; the last one may be shorter. A stretch has 16 sums. Sum l adds
-    columns l, l + 16, l + 32, ... of the stretch in this order, from zero, by `sum = fma(weight, x, sum)`. Halves of
-    the 16 sums are then added to halves: sums l and l + 8, then sums 4, 2 and 1 apart. The totals of the stretches are
-    added in their order, from zero.
+    columns l, l + 16, l + 32, ... of the stretch in this order, from zero, by `sum = fma(weight, x, sum)`. The 16 sums
+    are then added in pairs: sums l and l + 8, then sums 4, 2 and 1 apart. The totals of the stretches are added in
+    their order, from zero.
 
 A tile multiplies several rows with several input vectors (below: vectors). Each pair of a row and a vector has its own
 16 sums, in one register of 16 lanes. With registers of 8 or 4 lanes, a tile makes two or four *sweeps* over its
@@ -14,11 +14,11 @@ columns, each for a half or a quarter of the sums. Because pairs do not share su
 the order. The shape is chosen by the number of registers: enough independent sums to hide the latency of multiply-adds,
 few enough to stay in registers.
 
-Expanded rows and vectors of n columns are stored in parts, (16 / PART, n / 16, PART). With AVX2 there are two parts,
-one for each sweep, otherwise there is one. With AVX2 and columns in their original order, products took 3 to 10 %
-longer, because the first sweep used half of each cache line that it loaded. With AVX2, the two sweeps are separate
-calls, and the first one writes its sums to memory. So `gemm.py` can run the same sweep of several tiles while their
-rows are in the L1 cache.
+Vectors, and rows that are expanded to float32, are stored in parts: n columns have the shape (16 / PART, n / 16, PART).
+With AVX2 there are two parts, one for each sweep, otherwise there is one. With AVX2 and columns in their original
+order, products took 3 to 10 % longer, because the first sweep used half of each cache line that it loaded. With AVX2,
+the two sweeps are separate calls, and the first one writes its sums to memory. So `gemm.py` can run the same sweep of
+several tiles while their rows are in the L1 cache.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from ..build.vectors import PART, call_llvm, element_address, everywhere, fold, 
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 # Both map the number of lanes of a register: _VECTORS to the most vectors of a tile, _SUMS to the number of registers
-# for the sums of `weighted_of`. AVX-512 and NEON have 32 registers, AVX2 has 16; loaded elements need the other ones.
+# for the sums of `weighted_of`. AVX-512 and NEON have 32 registers, AVX2 has 16; loaded elements take the rest.
 _VECTORS = {16: 6, 8: 3, 4: 6}
 _SUMS = {16: 24, 8: 12, 4: 24}
 # The same as _SUMS, for rows that are not float32: a scale and a converted element need two more registers.
 _SUMS_OF_WIDENED = {16: 16, 8: 8, 4: 16}
 # The most vectors of a tile on any processor.
 MOST_VECTORS = max(_VECTORS.values())
-# A row or a vector of a tile: a function that gets a column, and generates the load of a register of floats from it on.
+# A row or a vector of a tile: a function of a column that generates the load of a register of floats from there on.
 Operand = Callable[[Any], Any]
 # A type of stored rows: a function that generates the load of one register of floats. Its arguments are a builder, the
 # address of a row (a pointer to bytes), the first column, and the type of the register.
 Read = Callable[[Any, Any, Any, Any], Any]
-# The most floats of sums that one tile keeps between two sweeps.
+# The largest number of floats that `keep_dots` writes.
 KEPT = TILE_ROWS * _VECTORS[8] * PART
 # Number of steps of 16 columns per loop iteration.
 _UNROLLED = 2
@@ -122,7 +122,7 @@ def _for_steps(
 
 
 def _add_sweeps(builder: Any, sweeps: list[list[Any]]) -> list[Any]:
-    """Add the second half of the sweeps to the first until one remains; `_fours` adds the lanes of its registers."""
+    """Add the second half of the sweeps to the first until one remains; `_fours` then adds the lanes of registers."""
     while len(sweeps) > 1:
         half = len(sweeps) // 2
         pairs = zip(sweeps[:half], sweeps[half:], strict=True)
@@ -210,7 +210,7 @@ def _rows_of(builder: Any, first: Any, row: Any, n: int) -> list[Any]:
 
 
 def _floats(builder: Any, pointers: list[Any], first: int, step: int) -> list[Operand]:
-    """Return operands for float rows or vectors, from element `first` on; 16 columns are stored as `step` floats."""
+    """Return operands for float rows or vectors, from element `first` on; each 16 columns have `step` floats there."""
     kind = ir.VectorType(_F32, register_lanes())
 
     def operand(pointer: Any) -> Operand:
@@ -238,7 +238,7 @@ def _sweep(
 def _sweep_parts(
     builder: Any, parts: list[tuple[list[Operand], list[Operand]]], n: Any, after: Sequence[Any], step: Any
 ) -> list[list[Any]]:
-    """Sweep several parts of the 16 lanes in one loop over the columns; return for each part the sums of `_sweep`."""
+    """Run several sweeps in one loop; return the sums of each. `parts` has the rows and vectors of each sweep."""
     kind = ir.VectorType(_F32, register_lanes())
     all_sums = [_zeros(builder, kind, len(rows) * len(vectors)) for rows, vectors in parts]
 
@@ -349,8 +349,8 @@ def dots_of(read: Read, size: int) -> Any:
     `tile_vectors()` vectors, in the order of `add_dots`. Up to three elements after the last row's product are
     overwritten. Rows are `w_row` bytes apart from address w on; vector t begins at element `x_at + t * x_row` of x.
     Both have n columns, a multiple of 16 and at most STRETCH. Each element is converted to float32 in a register, once
-    for all vectors; 32 elements are `size` bytes. If `ahead` is not 0, the kernel prefetches rows that are `ahead`
-    bytes later, and a second array at address `also` at the offsets of the current rows.
+    for all vectors; 32 elements are `size` bytes. If `ahead` is not 0, the kernel prefetches the rows that are
+    `ahead` bytes later, and, in a second array at address `also`, the bytes that have the offsets of the current rows.
     """
     widens = size < 4 * 32
 
@@ -402,8 +402,8 @@ def dots_of(read: Read, size: int) -> Any:
 def _for_tiles(builder: Any, n_rows: Any, w_row: Any, tile: Callable[[Any, Any], None]) -> None:
     """Generate `tile(first row, bytes between rows)` for all rows, four at a time.
 
-    If fewer than four rows are left, a tile for each of them reads this row four times, because memory after the last
-    row may not be readable.
+    If fewer than four rows are left, each of them gets a tile, which reads this row four times, because memory after
+    the last row may not be readable.
     """
     zero, four = ir.Constant(_I64, 0), ir.Constant(_I64, TILE_ROWS)
     place = cgutils.alloca_once_value(builder, zero)
@@ -533,8 +533,8 @@ def _sum_rows(
 ) -> None:  # fmt: skip
     """Write the weighted sums of n rows; `element(j, e)` generates the load of a register of row j from element e on.
 
-    A row is processed in groups of registers: of 8, or fewer if the sums would need more than `most` registers. Groups
-    half as large, and so on, process the rest of the row.
+    A row is processed in groups of 8 registers, or of fewer if the sums would need more than `most` registers. The
+    rest of the row is processed in groups half as large, and so on.
     """
     width, first, together = register_lanes(), ir.Constant(_I64, 0), 8
     while together > 1 and together * len(targets) > most:

@@ -101,7 +101,7 @@ AdapterPaths: TypeAlias = Annotated[
 
 
 def one_adapter(paths: Sequence[str] | None) -> Sequence[str]:
-    """Return the values of --adapter; raise OptionError if several adapters are given, which only `serve` takes."""
+    """Return the values of --adapter; raise OptionError if there are several. For all commands except `serve`."""
     if paths is not None and len(paths) > 1:
         message = "--adapter can be given once; `serve` takes several adapters, and a request chooses one"
         raise OptionError(message, option="--adapter", expected="one adapter", found=list(paths))
@@ -123,7 +123,7 @@ def _keep_no_shape(context: typer.Context, wanted: bool) -> bool:
     return wanted
 
 
-# Used by the alias `AllowSetting`, and by `LoadOptions`, where the option is rare.
+# Used by the alias `AllowSetting`, and by `LoadOptions`, where only --help-all lists the option.
 ALLOW_SETTING = typer.Option(
     "--allow-setting",
     metavar="NAME",
@@ -292,6 +292,6 @@ class PrefixOptions:
             require(given, option="--prefix-disk", expected="--prefix-dir", found=self.prefix_disk, message=message)
 
     def use(self, engine: Engine) -> None:
-        """Make an engine keep prefixes in --prefix-dir, if given; raise OptionError if this engine cannot."""
+        """Make an engine keep prefixes in --prefix-dir, if given; raise OptionError if the engine cannot keep them."""
         if self.prefix_dir is not None:
             engine.keep_prefixes(self.prefix_dir, bytes_of("--prefix-disk", self.prefix_disk or DISK))
