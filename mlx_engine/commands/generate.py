@@ -395,11 +395,9 @@ def closing(
     """Return the lines about finished runs: log-probabilities if asked for, tokens, backend and times."""
     generations = [stream.generation for stream in runs]
     tables = []
-    for run in generations:
-        tokens = [*(run.prompt_logprobs or ()), *(run.logprobs or ())]
-        tables += [table(tokens, engine.tokenizer)] if tokens else []
-    if is_batch:
-        tables = [f"[{i}]\n{lines}" for i, lines in enumerate(tables, start=1)]
+    for i, run in enumerate(generations, start=1):
+        if tokens := [*(run.prompt_logprobs or ()), *(run.logprobs or ())]:
+            tables.append((f"[{i}]\n" if is_batch else "") + table(tokens, engine.tokenizer))
     last = _prompts(generations, seconds) if is_batch else _tokens(generations[0], engine)
     if output.verbose:
         proposals = [] if engine.proposals is None else engine.proposals.report()
