@@ -66,7 +66,7 @@ def test_the_bytes_of_all_experts_are_those_that_slots_would_hold(monkeypatch, n
     for type_name in ("Q6_K", "Q8_0"):
         planned, backend = plan_model(random_checkpoint("qwen3moe", type_name), Conversion()), create_backend(name)
         sizes = outlined(planned, backend).sizes
-        expected = sizes.n_experts
+        expected = sizes.expert_nbytes
         assert sizes.nbytes > expected  # the other weights
         monkeypatch.setattr(experts, "Slots", Noted)
         made.clear()
