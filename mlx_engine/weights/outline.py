@@ -169,7 +169,7 @@ class OutlineBackend:
         return 0 < self.expert_nbytes == self.mapped_expert_nbytes
 
     def stack(self, matrices: Sequence[Any]) -> Sequence[Any]:
-        """Return the outlines of several matrices unchanged. `prepare` has already counted their bytes in a stack."""
+        """Return the outlines of several matrices unchanged. `prepare` has counted their bytes (`_held_expert`)."""
         return matrices
 
     def compile(self, layers: Layers, width: int) -> Program:
@@ -177,7 +177,7 @@ class OutlineBackend:
         return OpByOp(cast(Backend, self), layers)
 
     def _held_expert(self, weight: Weight | LazyWeight, nbytes: int) -> int:
-        """Return the bytes of an expert's matrix in `stack_some`; `nbytes` if the backend does not implement it."""
+        """Return the bytes of an expert's matrix in the result of `stack_some`, or `nbytes` without `stack_some`."""
         if not self._backend.holds_some_experts:
             return nbytes
         n_rows, width = math.prod(weight.shape[:-1]), weight.shape[-1]

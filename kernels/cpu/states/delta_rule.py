@@ -195,9 +195,9 @@ def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
 def _run_head(job: Any, block: Any, head: int, runs: Any, run_: int, stop: int, qk: Any, kept: Any) -> None:
     """Compute a value head for the runs `run_` to `stop - 1`, each of which begins with the state after the run before.
 
-    Several runs have at most PIECE tokens together. While tokens are applied to some columns, the state of these
-    columns stays in `kept`. It is written to a run's target slot only after the last token of the run, and after every
-    PIECE tokens of a longer run.
+    If they are several runs, they have at most PIECE tokens in total. While tokens are applied to some columns, the
+    state of these columns stays in `kept`. It is written to a run's target slot only after the last token of the run,
+    and after every PIECE tokens of a longer run.
     """
     E, P, H = block[DELTA_KEY_DIM], block[DELTA_VALUE_DIM], block[DELTA_VALUES]
     m, x, out, gate = floats(job[STORE]), floats(job[X]), floats(job[OUT]), floats(job[GATE])

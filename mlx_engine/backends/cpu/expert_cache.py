@@ -78,7 +78,7 @@ class ExpertCache:
         self._blocks.append((block, n_slots))
 
     def renew(self) -> None:
-        """Prepare a pass: discard an error from reading a guessed expert after the last `check`.
+        """Prepare a pass: discard an error that occurred after the last `check`, when a guessed expert was read.
 
         In a forked process, start a new thread instead, and begin without experts in memory.
         """
