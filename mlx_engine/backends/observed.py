@@ -100,7 +100,10 @@ def _place(args: tuple[Any, ...]) -> tuple[int | None, str]:
 
 
 def _role(name: str, args: tuple[Any, ...]) -> str:
-    """Return the operation's role in bottleneck reports: its linear layers ("attn_q+k+v", "head"), else its name."""
+    """Return the operation's role in bottleneck reports: its linear layers ("attn_q+k+v", "head"), if it has any.
+
+    Attention with a window is "attention, window", and `embed` is "embedding". For other operations return the name.
+    """
     linears = [arg for arg in flattened(args) if isinstance(arg, Linear)]
     if linears:
         return role_of(linears)

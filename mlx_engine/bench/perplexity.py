@@ -207,7 +207,7 @@ def rows_of(engine: Engine, text: Text) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _chunked(model: Model, ids: Sequence[int], kv: KVSequence, first: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Run tokens in chunks; yield (index of the first row's token, logits (R, V)) for the tokens from `first` on."""
+    """Run `ids` in chunks. Yield (i, logits (R, V)), from token `first` on: row 0 has the logits after `ids[i]`."""
     be, at, most = model.backend, 0, max(1, MOST_BYTES // (4 * int(model.config.vocab_size)))
     while at < len(ids):
         n = min(LONGEST_PASS, len(ids) - at, max(0, first - at) + most)

@@ -264,12 +264,12 @@ class RotationSetting(Setting):
         return None if n == known.head_dim else n
 
     def _yarn_of_gguf(self, s: Settings, r: Rotation, attention: float) -> Rotation:
-        """Return YaRN's rotation. As in llama.cpp, `attn_factor` multiplies the factor of `yarn_attention`."""
+        """Return YaRN's rotation. As in llama.cpp, the GGUF key `attn_factor` multiplies `yarn_attention`'s result."""
         s.expect(f"{SCALING}yarn_ext_factor", 1.0)
         usual = yarn_attention(r.factor)
         times = s.number_or_zero(f"{SCALING}yarn_log_multiplier") if self.grows else 0.0
-        # llama.cpp ignores `yarn_attn_factor`, a copy of `attention_factor` or `attn_factor` in config.json. Accept
-        # the values of published files: the result of `yarn_attention`, and its inverse (from an `attn_factor`).
+        # llama.cpp ignores the GGUF key `yarn_attn_factor`, which is copied from config.json. Accept the two values of
+        # published files: `yarn_attention`'s result (from `attention_factor`) and its inverse (from `attn_factor`).
         repeated = s.number(f"{SCALING}yarn_attn_factor", usual)
         if not any(isclose(repeated, of, rel_tol=CLOSE) for of in (usual, 1 / usual)):
             raise s.error(f"{SCALING}yarn_attn_factor", f"YaRN's factor, {usual:g}, or its inverse", repeated)

@@ -8,8 +8,8 @@ these calls correctly is used. If the chat template takes tools but renders no c
 delimiter is a control token of the model is used.
 
 The table extends Hugging Face's form:
-- `transform`, which makes a call from the parsed content, may name keys of a JSON object ("{parameters}") even without
-  `transform_each`;
+- `transform`, which makes a call from the parsed content, may name keys of a JSON object ("{parameters}"), also if the
+  content is no list of calls (without `transform_each`);
 - a pattern with a group `known` matches only if the text of this group is the name of a tool;
 - `content` "python-calls" is a list of calls in Python's syntax;
 - `open` "" means that calls have no opening delimiter; such a call is parsed only at the beginning of an answer, or
@@ -325,8 +325,8 @@ def compiled(template: Template, special: Sequence[str] = ()) -> Form:
 
     Args:
         template: a response template.
-        special: the control tokens that match only after `delimiters.MARK`, if the form is for text with marks; empty
-            if the form is for plain text.
+        special: the control tokens, if the form is for marked text, in which each control token that the model has
+            generated follows `delimiters.MARK`; empty if the form is for plain text.
 
     Raises:
         UnsupportedPatternError: a pattern has a construct that is not supported.

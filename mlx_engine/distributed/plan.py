@@ -71,9 +71,9 @@ class Part:
         attended: describes the KV cache that the attention reads; None for a layer without attention.
         kept: describes the layer's own cache (keys and values, or a state); None if the layer shares the KV cache of
             another layer.
-        exchanges: with tensor parallelism, how often the ranks exchange an array as large as the hidden states in this
-            layer: once per sum (after attention, after the FFN, and after experts beside a dense FFN), and twice more
-            (for queries and keys) if norms run over all heads.
+        exchanges: with tensor parallelism, the number of exchanges between ranks in this layer, each of an array as
+            large as the hidden states. There are two (after attention and after the FFN), one more if the layer has
+            experts beside a dense FFN, and two more (for queries and keys) if norms run over all heads.
         is_head: whether the part computes only the last token of a sequence.
     """
 
@@ -310,8 +310,8 @@ class Host:
     def among_waiting(self, work: Work) -> float:
         """Return the time of a rank's work while the other ranks wait for messages.
 
-        A waiting rank uses a core, too, because MLX's ring polls its sockets. When a rank's message arrives, the
-        operating system runs this rank for one time slice; then the waiting ranks get their share of the cores.
+        A waiting rank uses a core, too, because MLX's ring polls its sockets. When the message that a rank waits for
+        arrives, the operating system runs this rank for one time slice; then the waiting ranks get their share.
         """
         seconds = self.seconds(work)
         share = 1.0 if self.cores is None else max(1.0, (self.threads + self.ranks - 1) / self.cores)
@@ -371,8 +371,8 @@ class Rank:
         host: its machine.
         first: the index of its first layer.
         layers: its layers; with tensor parallelism, its slices of all layers.
-        tables: the part that embeds tokens, on the first rank; else None. On a rank without the head, this part lacks
-            the embedding tables, because their rows are read from the file.
+        tables: the part that embeds tokens, on the first rank; else None. If this rank does not have the head, too, the
+            part has no embedding tables, because the rank reads their rows from the file.
         head: the head, on the last rank; else None. With tensor parallelism, every rank has `tables` and `head`.
         weights: bytes of its weights.
         kv_token: bytes of keys and values that one more token adds, as long as no attention window is full.

@@ -96,8 +96,8 @@ class OfHead(Setting):
     """The setting of a head's size: the number of key elements without rotary embedding, or of value elements.
 
     GGUF files have a head's sizes in `attention.key_length_mla`, which includes rotated elements, and
-    `attention.value_length_mla`. The keys without `_mla` have the sizes of cached keys and values. Older files have no
-    keys with `_mla`: there, the keys without `_mla` have a head's sizes.
+    `attention.value_length_mla`; `attention.key_length` and `attention.value_length` have the sizes of what is cached.
+    Older files have only the latter two, which then have a head's sizes.
 
     Attributes:
         part: "key" or "value".
@@ -160,7 +160,8 @@ class Latent(ConfigBase):
 
     Attributes:
         is_interleaved: whether rotary pairs are the rows (2j, 2j + 1) in files.
-        is_joined: whether every GGUF file has the projections of the latent to keys and to values in one tensor.
+        is_joined: whether all GGUF files of this architecture have one tensor for the projections of the latent to keys
+            and to values. If False, the names of a file's tensors tell.
     """
 
     is_interleaved: ClassVar[bool] = True

@@ -38,8 +38,8 @@ from mlx_engine.kernels.cached import cached_property
 from mlx_engine.weights.adapters import adapted
 from mlx_engine.weights.parameters import Parameters
 
-# The functions below give intermediate values names such as "blk.0.q_rope". In names with one of these endings, the
-# index counts layers from the pipeline stage's first; `distributed/leader.py` adds the index of this first layer.
+# The functions below give intermediate values names such as "blk.0.q_rope". In names with one of these endings, layer 0
+# is the first layer of the pipeline stage; `distributed/leader.py` adds this layer's index in the model.
 COUNTED = ("q_rope", "k_rope", "attn_out", "attn_residual", "layer_out")
 
 
@@ -85,7 +85,7 @@ class LayerTensors(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The range [first, last) of a projection's `of` output columns that this rank uses.
+    """The columns [first, last) of a projection's output that this rank uses; the whole output has `of` columns.
 
     Attributes:
         are_all_here: whether this rank has the weights of all `of` columns, so that ranks need not exchange columns.
@@ -159,9 +159,9 @@ class SharedAttention:
     """Attention to the keys and values of an earlier layer.
 
     Attributes:
-        layer: the index of the layer whose keys and values are read: of the layers with the same window that compute
-            keys and values, the last. If `Stores.are_kept` is False (`backends/batch.py`), these layers share memory,
-            which then has only the last layer's keys and values.
+        layer: the index of the layer whose keys and values are read. This is the last layer that computes keys and
+            values and has the same window. If `Stores.are_kept` is False (`backends/batch.py`), these layers share
+            memory, which then has only the last layer's keys and values.
     """
 
     q: Linear

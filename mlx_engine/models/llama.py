@@ -112,7 +112,8 @@ INTERLEAVED = {
     for part, heads in (("attn_q", "H"), ("attn_k", "G"))
     for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
 }
-# Table rows for architectures that rotate only the first n rows of each head, with the pairs (j, j + n/2).
+# Table rows for architectures that rotate only the first n rows of each head, and whose files have the pairs
+# (j, j + n/2). The rows are reordered on load.
 PARTLY_ROTATED = {name: replace(row, interleaved=False) for name, row in INTERLEAVED.items()}
 # The biases of layer norms, for architectures that have them.
 NORM_BIASES = {

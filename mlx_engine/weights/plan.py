@@ -60,9 +60,9 @@ class Plan:
 
     Attributes:
         unused: names of tensors that a file may have, but that the model does not read.
-        in_tensors: fields of the config that a GGUF file encodes in tensors, because GGUF has no key for them.
-        gguf_only: tensors that only GGUF files have, as {name: values}. Such a tensor encodes a setting for which GGUF
-            has no key.
+        in_tensors: names of config fields for which GGUF has no key. GGUF files have them in tensors, so a conversion
+            does not compare these fields.
+        gguf_only: tensors to write only to GGUF files, as {name: values}; they have the values of such fields.
         extra: the tensors of an MTP layer; empty unless the checkpoint has all of them.
     """
 

@@ -1,9 +1,9 @@
 """Softmax attention over pages of keys and values, which are read in place.
 
 A store is (2, G, slots, E): keys, then values, each contiguous per head, in a type of `stored.py`; or (1, G, slots, E),
-if the keys are also the values. A slot is the place of one token, and a page is a range of slots. The queries of a
-sequence are the queries of its last tokens. Masks are not stored, float32 keys and values are not copied, and KV heads
-are not repeated. There are two tasks, which give the same bits. A thread runs a task on one chunk of work at a time:
+if the keys are also the values. A slot is the place of one token, and a page is a range of slots. In a pass, a sequence
+has queries only of its last tokens. Masks are not stored, float32 keys and values are not copied, and KV heads are not
+repeated. There are two tasks, which give the same bits. A thread runs a task on one chunk of work at a time:
 
 - decode (up to SMALL_BATCH query tokens in the pass): a chunk is one block of keys of one KV head, so that several
   threads share a long sequence
@@ -15,8 +15,8 @@ new in the pass:
 - Keys are cut into blocks of BLOCK keys, counted from position 0.
 - A score is `scale * dot(query, key)`, with the dot product in the order of `tile.py`; with a soft cap it becomes
   `cap * tanh(score / cap)`.
-- The weight of a key is `2 ** (score - largest score of the block)`. Powers of 2 are cheaper than powers of e, so
-  `attend` multiplies `scale` by log2(e) or, with a soft cap, the factor `cap` of tanh.
+- The weight of a key is `2 ** (score - largest score of the block)`, because powers of 2 are cheaper than powers of e.
+  So `attend` multiplies by log2(e) beforehand: it multiplies `scale`, or with a soft cap, `cap`.
 - The weights of a block are added in 16 sums: sum l adds the weights of keys l, l + 16, ... of the block. Then sums
   that are 8, 4, 2 and 1 apart are added.
 - The weighted values of a block are added in the order of keys, from zero, by `sum = fma(weight, value, sum)`.
@@ -302,8 +302,8 @@ def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tok
 def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, expanded: int) -> Any:
     """Find the longest run of a head's keys that begins at key j of a block and is contiguous in memory.
 
-    Return an address and the number of the key after the run, which is at most `last`. Key i of the block, if it is in
-    the run, is i rows after the address. The block begins at position `start`. If `expanded` is not 0, it is the
+    Return the address that key 0 of the block would have in this run, so that key i of the run is i rows after it; and
+    the number of the key after the run, which is at most `last`. The block begins at position `start`. If `expanded` is not 0, it is the
     address of key 0, and all keys of the block are contiguous.
     """
     if expanded != 0:

@@ -301,7 +301,7 @@ def _hold(state: int, n_experts: int, e: int) -> Any:
 
 @entry
 def mark_expert(state: int, n_experts: int, e: int, in_memory: int) -> None:
-    """Mark an expert as in memory or as absent; undo the mark as absent if a pass holds the expert.
+    """Mark an expert as in memory or as absent. If a pass holds an absent expert, mark it as in memory again.
 
     The thread that reads experts calls this. A kernel that finds the expert marked as in memory also sees all that the
     thread wrote before this call.

@@ -292,7 +292,7 @@ class Lowering:
         return self._exchange(layout.ALL_COLUMNS, x, n)
 
     def _exchange(self, op: int, x: Place, width: int) -> Place:
-        """Emit an exchange between ranks, which Python runs between two calls of the program. Return (rows, width)."""
+        """Emit an exchange between ranks, which Python runs between two calls of the program. Return its result."""
         source = self._whole(self._place(x))
         out = self._new(width, source.is_wanted, source.head_dim)
         self._emit(op, source.is_wanted, source, OUT=out.buffer, ROW_WIDTH=width)

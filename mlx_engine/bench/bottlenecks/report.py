@@ -233,7 +233,7 @@ def timing(loads: Sequence[dict[str, float]], rounds: Sequence[Round]) -> dict[s
 
 
 def step(rounds: Sequence[Round], index: int) -> dict[str, float]:
-    """For pass `index`, return median milliseconds: of each phase in profiled runs, and of the pass in plain runs."""
+    """For pass `index`, return median milliseconds: of the pass in plain runs, and of its parts in profiled runs."""
     taken = [phases(round_.profiled[index]) for round_ in rounds]
     plain = statistics.median(round_.plain.passes[index] for round_ in rounds) * 1e3
     return {"step": index, **{k: statistics.median(row[k] for row in taken) for k in taken[0]}, "plain": plain}
