@@ -303,8 +303,8 @@ def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, exp
     """Find the longest run of a head's keys that begins at key j of a block and is contiguous in memory.
 
     Return the address that key 0 of the block would have in this run, so that key i of the run is i rows after it; and
-    the number of the key after the run, which is at most `last`. The block begins at position `start`. If `expanded` is not 0, it is the
-    address of key 0, and all keys of the block are contiguous.
+    the number of the key after the run, which is at most `last`. The block begins at position `start`. If `expanded` is
+    not 0, it is the address of key 0, and all keys of the block are contiguous.
     """
     if expanded != 0:
         return expanded, last
