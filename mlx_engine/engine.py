@@ -189,7 +189,7 @@ def load(
             kernels keep as many experts of a GGUF file as fit.
         prefix_dir: a folder for the keys and values of prompts, which later runs of the same model reuse, see
             docs/prefixes.md. None keeps no prefixes on disk.
-        prefix_disk: the largest number of bytes in `prefix_dir`; the least recently used files are removed.
+        prefix_disk: the largest number of bytes in `prefix_dir`; beyond it, the least recently used files are removed.
         adapters: folders of LoRA adapters that PEFT or mlx-lm has written, such as ["style"] or {"style": "runs/7"}.
             A run chooses an adapter by its name with the option `adapter`. The first adapter is the default, and "base"
             runs the model without an adapter.

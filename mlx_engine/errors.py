@@ -268,7 +268,8 @@ class CacheFullError(EngineError, RuntimeError):
     Args:
         length: number of tokens that the sequence has.
         wanted: number of new tokens.
-        capacity: the limit of the sequence; with `pool_is_full`, `length` plus the tokens that fit into free pages.
+        capacity: the limit of the sequence; with `pool_is_full`, the number of tokens for which the sequence has pages
+            or could get free pages, or `length` if a page to copy or a state slot is missing.
         pool_is_full: whether the pool has too few free pages or state slots. If false, the sequence is at its limit.
     """
 

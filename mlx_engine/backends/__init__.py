@@ -61,7 +61,7 @@ class Entry:
 
 
 def backend_names() -> list[str]:
-    """Return the names of all backends, without "auto"."""
+    """Return the names of all backends, without "auto", from slow to fast."""
     return list(_ENTRIES)
 
 

@@ -300,7 +300,8 @@ class Backend(Primitives):
     def state_nbytes(self, store: Array) -> int:
         """Return the size of a store of states in bytes."""
 
-    # ---- exchanges between ranks: every rank calls them in the same order ----
+    # ---- exchanges between ranks: every rank calls them in the same order, with arrays of the same shape ----
+    # (except for `all_columns` and `all_best`, where the last ranks may have fewer columns)
 
     # The ranks that share the tensors of the model; None if this process has whole tensors.
     group: Ranks | None = None

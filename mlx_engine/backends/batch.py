@@ -200,7 +200,7 @@ class Batch:
         return StateView(self.stores.states[layer][part], self.runs)
 
     def commit(self) -> None:
-        """Commit the new tokens of every sequence."""
+        """Commit the new tokens of every sequence, once the pass has run, or on a lazy backend has been submitted."""
         for kv, n in zip(self.kv, self.lengths, strict=True):
             kv.commit(n)
 

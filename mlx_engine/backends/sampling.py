@@ -2,8 +2,9 @@
 
 After the user's logits processors (`loop/sampler.py`), the functions in this file apply logit bias, repetition penalty,
 frequency penalty, presence penalty, the mask of a constraint, temperature, top-k, top-p and min-p, in this order, and
-draw one token. This is the order of Hugging Face transformers; vLLM applies min-p before top-k. The caller passes the
-random number u in [0, 1) for the draw, so that the same seed gives the same text on every backend.
+draw one token. So no bias or penalty can allow a token that the mask forbids. This is the order of Hugging Face
+transformers; vLLM applies min-p before top-k. The caller passes the random number u in [0, 1) for the draw, so that the
+same seed gives the same text on every backend.
 
 Ranks (processes that share a model) send logits to each other: slices of the vocabulary with tensor parallelism, whole
 rows in a pipeline. If a pass needs only the k largest logits of each row (`Batch.best`), and these and their columns

@@ -2,8 +2,8 @@
 
 The tests are those of llama.cpp's llama-bench. `pp512` is the prefill of 512 tokens, `tg64` the decode of 64 tokens in
 64 passes, and `pp512+tg64` is the prefill followed by the decode. `@ d4096` means at depth 4,096 (tokens already in the
-context). Prompts are random token ids, and end tokens do not end an answer. Without a KV cache, every pass runs the
-whole sequence, context included.
+context). Prompts are random token ids, and end tokens do not end an answer. A warm-up run is not timed. Without a KV
+cache, every pass runs the whole sequence, context included.
 """
 
 from __future__ import annotations

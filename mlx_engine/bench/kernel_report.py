@@ -1,6 +1,6 @@
 """Measure the GPU kernels on a model's matrices: a table for the terminal, and a report file to share.
 
-We have no Mac: users measure Apple GPUs with `kernels bench --report`, and send us the file.
+Measurements on Apple GPUs come from users, who run `kernels bench --report` and share the file.
 """
 
 from __future__ import annotations

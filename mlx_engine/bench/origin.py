@@ -92,7 +92,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Return the commit of this checkout, with "+" if files other than `WRITTEN` have changed; None without Git."""
+    """Return the commit of this checkout, with "+" if tracked files outside `WRITTEN` differ; None without Git."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None

@@ -1,8 +1,9 @@
 """`bench --sweep`: measure every rung (a backend with settings, see `ladder.py`) with weights as float32 and as stored.
 
 A rung is not measured if it is unavailable on this machine, if it does not have the type of activations, if its weights
-take more than half of the memory, or if one token would exceed the budget; its rows then have the reason. Finally, the
-fastest rung on the CPU decodes a longer text with and without a KV cache, to show the duration of every pass.
+(without experts) take more than half of the memory, or if one token would exceed the budget; its rows then have the
+reason. Finally, the fastest rung on the CPU decodes a longer text with and without a KV cache, to show the duration of
+every pass.
 """
 
 from __future__ import annotations
@@ -193,10 +194,9 @@ class Sweep:
         """Return the reason to skip an available rung (weights too large, or tokens too slow), or None."""
         of = sizes(self.checkpoint, lambda type_: bytes_per_weight(backend, type_), quant, backend.kv_type)
         memory = memory_bytes()
-        weights = of.nbytes + of.expert_nbytes
-        if memory is not None and weights > MEMORY * memory:
+        if memory is not None and of.nbytes > MEMORY * memory:
             machine = f"{MEMORY:.0%} of this machine's {memory / 1e9:.1f} GB"
-            return f"its weights would take {weights / 1e9:.1f} GB, more than {machine}"
+            return f"its weights would take {of.nbytes / 1e9:.1f} GB, more than {machine}"
         seconds = (of.layers + of.head) * seconds_per_weight(backend)
         if seconds > self.plan.budget:
             about = f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"

@@ -161,7 +161,11 @@ def pieces(pool: KVPool) -> dict[str, list[Piece]]:
 
 
 def source_digest() -> str:
-    """Return a digest of the source code that determines the bits of keys and values. Any edit changes the digest."""
+    """Return a digest of the source code that determines the bits of keys and values.
+
+    Any edit changes the digest, so keys and values with other bits are never reused; sometimes equal bits are computed
+    again.
+    """
     total = hashlib.sha256()
     for package in ("backends", "models", "weights", "config", "quant", "kernels"):
         root = resources.files(f"mlx_engine.{package}")

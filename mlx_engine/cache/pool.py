@@ -257,7 +257,7 @@ def tokens_that_fit(
     *,
     most: int = MOST_TOKENS,
 ) -> int:
-    """Return how many tokens, in whole pages, fit into a `KVPool` of `nbytes` bytes; at most `most`."""
+    """Return how many tokens, in whole pages, fit into a `KVPool` of `nbytes` bytes: 0 to `most`."""
     pages = range(-(-most // page) + 1)
     n = bisect_right(pages, nbytes, key=lambda n: pool_nbytes(layers, n * page, n_sequences, page, longest_pass)) - 1
     return min(max(n, 0) * page, most)

@@ -175,7 +175,8 @@ class SequenceState:
     def begin(self, first: int, n: int, inside: int | None = None, *, each: bool = False) -> None:
         """Take slots for the states of a pass over n tokens from position `first` on.
 
-        If position `inside` is inside the pass and two slots are free, the state after `inside` tokens is kept, too.
+        If position `inside` is inside the pass, the state after `inside` tokens is kept, too; without `each`, only if
+        two slots are free.
         With `each`, the state after every token is kept until the pass is committed; this needs n free slots.
 
         Raises:

@@ -213,7 +213,7 @@ class GGUFFile:
         return {key: Value(self.kinds[key], value) for key, value in self.metadata.items()}
 
     def weight(self, name: str) -> Weight:
-        """Return a tensor in its stored type, as a view of the mapped file.
+        """Return a tensor in its stored type, as a view of the mapped file, even if the type cannot be dequantised.
 
         Raises:
             FormatError: the file has no tensor of this name.

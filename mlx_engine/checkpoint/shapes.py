@@ -1,8 +1,8 @@
 """Write checkpoints with the shapes of real models and random weights ("shape:gpt2"), to benchmark without a download.
 
-Each checkpoint is written once, to the user's cache folder. GPT-2 and Gemma 3 are Hugging Face folders, the others
-Q8_0 GGUF files. The models generate noise, but their timings are valid, because speed does not depend on the values of
-weights.
+Each checkpoint is written once, to the user's cache folder, except inside of `not_kept`. GPT-2 and Gemma 3 are Hugging
+Face folders, the others Q8_0 GGUF files. The models generate noise, but their timings are valid, because speed does not
+depend on the values of weights.
 """
 
 from __future__ import annotations
@@ -679,7 +679,8 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
 def not_kept() -> Iterator[None]:
     """Return a context that writes new checkpoints to a temporary folder, and deletes the folder at the end.
 
-    If this process is killed, the next process that uses a shape removes the temporary folder.
+    Checkpoints that are already in the cache folder are used. If this process is killed, the next process that uses a
+    shape removes the temporary folder.
 
     Raises:
         SourceError: the folder cannot be made.

@@ -563,7 +563,7 @@ def read_messages(path: str) -> list[Any]:
 
 
 def continue_from(conversation: Conversation, messages: list[Any], path: str) -> None:
-    """Replace the conversation with `messages`, read from `path`; raise EngineError if they cannot be rendered."""
+    """Replace the conversation with `messages`, read from `path`; raise EngineError if they are not valid."""
     conversation.load(messages)
     notice(f"{len(messages)} messages loaded from {path}")
 

@@ -4,6 +4,8 @@ Rank 0 embeds the tokens and begins each pass. The last rank computes the logits
 ranks run a pass, rank 0 begins further passes: for other sequences, or for the next tokens of a prompt. If all requests
 of a pass sample greedily or with top-k, only the largest logits are sent to rank 0, unless all logits take fewer bytes.
 Every rank runs passes in the order in which rank 0 begins them, so a pass finds the keys and values of earlier passes.
+On `simd`, `parallel` and `metal`, a pass has the same bits as in one process; on `mlx`, only if passes have the same
+shapes.
 
 The split (which layers each rank runs) is chosen by the bytes of layers and by the speed and memory of machines. The
 bytes of a layer are its weights, and the keys and values of one sequence, because each pass reads both.

@@ -164,7 +164,7 @@ class Matcher:
         return made
 
     def mask(self) -> Mask:
-        """Return the mask (V,) of the tokens that may come next.
+        """Return the mask (V,) of the tokens that may come next: of all tokens, if the text is complete.
 
         Raises:
             ConstraintError: no token may come next, or llguidance reports an error.

@@ -90,8 +90,8 @@ class ModelRunner:
     """Submits and settles the passes of one model.
 
     Attributes:
-        overlaps: whether a pass is submitted before the last one is settled. False on eager backends, and if several
-            ranks (processes) share the model.
+        overlaps: whether, on a lazy backend, a pass is submitted before the tokens of the last one are on the host.
+            False on eager backends, and if several ranks (processes) share the model; for a pipeline, see `depth`.
         depth: the largest number of passes that are in flight (submitted, but not settled).
         n_hidden: the number of tokens at the end of a sequence whose hidden states are kept, for a drafter that reads
             hidden states.

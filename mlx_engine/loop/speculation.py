@@ -78,7 +78,8 @@ PER_ROW, PER_FURTHER_ROW, FOURTH = 0.13, 0.18, 4
 # measurements. A measured time is averaged with the earlier ones. The weight of the new time is LONGER if it is longer
 # than the average so far, otherwise SHORTER.
 CURVE, RENEW, LONGER, SHORTER = 2 * MOST_ROWS, 16, 0.1, 0.4
-# A token is proposed only if the probability that it and all proposals before it are right is at least LEAST.
+# Lookup proposes a token only if the probability that it and all proposals before it are right is at least LEAST. A
+# pass drafter proposes tokens for a sequence only if the probability of one token to be right is at least LEAST.
 LEAST = 0.1
 # The largest number of ids that a pass drafter reads in a step with several answers; with one answer, LONGEST_PASS.
 SHARED = 64
@@ -457,11 +458,13 @@ class Speculation:
     def depths(
         self, drafter: PassDrafter, asking: abc.Sequence[tuple[Sequence, Draft]], n_sequences: int, n_rows: int
     ) -> list[int]:
-        """Return the numbers of tokens that a pass drafter should propose, so that tokens per second are highest.
+        """Return for each sequence of `asking` how many tokens a pass drafter should propose.
+
+        With these numbers, the expected tokens per second are highest; all are 0 if no proposal gains.
 
         Args:
             drafter: the pass drafter.
-            asking: the sequences without proposals that are more likely right, and their drafts.
+            asking: the sequences without other proposals that are at least as likely right, and their drafts.
             n_sequences: the number of sequences of the model's pass that may get proposals.
             n_rows: the number of rows of the model's pass without proposals.
         """

@@ -199,7 +199,9 @@ class NextToken(ExtraLayer):
 
 
 def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
-    """Return what each layer caches, without the last layers if they have `SharedAttention`, which caches nothing.
+    """Return what each layer caches, without the layers with `SharedAttention`, which cache nothing.
+
+    These are the last layers of a model, so the index of a layer is also the index of its cache.
 
     Raises:
         OptionError: keys and values of type `type_` have blocks of 32 elements, but the head dim is no multiple of 32.

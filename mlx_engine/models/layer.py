@@ -586,7 +586,8 @@ def decoder_layer(
         x: hidden states (T, D) before the layer.
         batch: the new tokens, and the slots of their keys and values.
         want: which tokens are wanted: "every", "some" (the rows in `batch.rows`) or "none". For "none", keys and values
-            (or the state) are written, and x is returned unchanged.
+            (or the state) are written, and x is returned unchanged. Queries, keys and values are computed for all
+            tokens, attention and the FFN only for wanted tokens; a mixer with a state computes its output for all.
         views: the KV views of earlier layers, by layer; this layer adds its own view.
         inputs: (T, L*I), the per-layer inputs of all layers; not read if `w.input` is None.
         masks: (T, M), which of the M columns of the stacked LoRA adapters each token uses (`weights/adapters.py`).

@@ -9,8 +9,8 @@ In a block, 32 weights share a float16 scale `d` and, in the types that end in `
   `qh` is the fifth bit of quant `i`.
 - Q5_1: 5 bits in the same order, `weight = d * q + m`.
 
-Quantising to Q5_0 and Q5_1 gives smaller errors than in ggml, because several scales are tried. If a weight is NaN
-or infinite, ValueError is raised.
+Quantising to Q5_0 and Q5_1 gives smaller errors than in ggml, because several scales are tried. For these two types,
+a weight that is NaN or infinite raises ValueError.
 
 Source: `quantize_row_*_ref` and `dequantize_row_*`,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-quants.c

@@ -48,7 +48,8 @@ QUEUE = 1024
 class Journal:
     """Appends lines to a file. A line that cannot be written is lost.
 
-    `lost` counts the lost lines by reason: "queue" (it was full), "disk" (writing failed), "error" (encoding failed).
+    `written` counts the lines that this process has written. `lost` counts the lost lines by reason: "queue" (it was
+    full), "disk" (writing failed), "error" (encoding failed).
     """
 
     def __init__(self, path: Path, *, warn: Callable[[str], None], queue: int = QUEUE) -> None:

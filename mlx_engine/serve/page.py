@@ -44,7 +44,8 @@ def routes(
     `snapshots` gets a query string, which may name a model; it yields the model's latest status, and then newer ones (a
     slow reader misses some). It raises ApiError if there is no such model. `refusal` gets the headers of a request: it
     returns an error response if they lack the API key, otherwise None. It is called only for `/events`: the page has no
-    data, and asks the user for the key when a request is answered with 401.
+    data, and asks the user for the key when a request is answered with 401. Between two events pass at least `pause`
+    seconds; after `heartbeat` seconds without a status, a comment is sent.
     """
     text = FILE.read_text(encoding="utf-8")
     headers = {

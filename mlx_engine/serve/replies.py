@@ -115,6 +115,7 @@ class Reply(ABC):
         """Return the receipt: digests of the answers, the types and the seed that reproduce them, times, cache use.
 
         `digests` has, for each answer, a digest of its tokens and log-probabilities; `digest` is the first of these.
+        `timings` and `cache` are objects, or lists if there are several prompts.
         """
         call = self._call
         digests = [

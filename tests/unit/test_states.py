@@ -293,6 +293,7 @@ def test_states_at_any_address_have_the_same_bits(monkeypatch: pytest.MonkeyPatc
     """The kernel of the delta rule writes whole cache lines if the states begin at one."""
     pytest.importorskip("numba")
     be, case = create_backend("parallel", threads=1), delta_net(2, 32, 4, 80)
+    assert type(be).__name__ == "CompiledBackend"
     offset = 4
 
     def state_empty(shape: tuple[int, ...], n_slots: int) -> np.ndarray:

@@ -84,7 +84,10 @@ def _wait(control: Any, polls: int) -> Any:
 
 @jit
 def run(control: Any, task: int, chunks: int) -> None:
-    """Run the job whose words are in `control[JOB:]`, together with the worker threads; return when the job is done."""
+    """Run the job whose words are in `control[JOB:]`, together with the worker threads; return when the job is done.
+
+    A job of one chunk runs in this thread alone.
+    """
     if chunks == 1:
         call(task, control, JOB, 0, scratch_of(control, 0))
         return

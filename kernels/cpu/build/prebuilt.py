@@ -60,7 +60,8 @@ TARGETS = {
 class SharedCode:
     """A loaded shared library for the target `name`.
 
-    `parts` has the names of the groups of kernels in the library: keys of `library.MODULES`, and block formats.
+    `parts` has the names of the groups of kernels in the library: keys of `library.MODULES`, block formats, and block
+    formats followed by `library.FIXED_END`.
     """
 
     def __init__(self, file: Path, name: str, parts: frozenset[str]) -> None:

@@ -223,7 +223,8 @@ def _run_head(job: Any, block: Any, head: int, runs: Any, run_: int, stop: int, 
                 at, v, y = (t - piece) * step, t * row + values + head * P + column, t * H * P + head * P + column
                 decay, strength = load_splat(qk, at + 2 * E), load_splat(qk, at + 2 * E + 1)
                 to, ends = a[RUN_TARGET] * size + head * E * P + column, t + 1 == a[RUN_FIRST] + a[RUN_ROWS]
-                how = writes if ends or t + 1 == last else _NOTHING
+                # After a piece the next piece reads the slot, so the state is written to the cache.
+                how = writes if t + 1 == end or (ends and t + 1 < last) else _STORE if t + 1 == last else _NOTHING
                 if wide:
                     _wide(
                         old, old_at, apart, E, qk, at, x, v, decay, strength, kept, t + 1 < last, m, to, P, how, out, y

@@ -269,7 +269,10 @@ class CompiledBackend(SimdBackend):
         return block
 
     def scratch_address(self, n: int) -> int:
-        """Return the address of scratch memory for n floats. All calls share it, because new memory has page faults."""
+        """Return the address of scratch memory for n floats, which all calls share, because new memory has page faults.
+
+        A call that needs more replaces the memory; earlier addresses are then invalid.
+        """
         if self.scratch.size < n:
             self.scratch = aligned(n)
         return address(self.scratch)

@@ -1,4 +1,4 @@
-"""Keep a bounded number of experts in memory. A thread reads missing experts into the slots of the least used experts.
+"""Keep a bounded number of experts in memory. A thread reads missing experts in place of those chosen least often.
 
 A mixture is the experts of a layer; a slot is memory for one expert. For each mixture, the kernels and the thread share
 a state (`STATE_ROWS` in `kernels/cpu/build/layout.py`). Before its products, a kernel marks the chosen experts in this

@@ -112,7 +112,7 @@ def without_effect(given: Sampling, used: Sampling) -> list[str]:
 
 
 def checked(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
-    """Return the result of `suggested_sampling`; raise OptionError if `Sampling` refuses one of its values."""
+    """Return the result of `suggested_sampling`, or raise its errors, or OptionError if `Sampling` refuses a value."""
     suggested = suggested_sampling(path, metadata)
     try:
         Sampling(**suggested.values)
