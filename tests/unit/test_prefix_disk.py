@@ -12,6 +12,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -586,3 +587,11 @@ def test_metrics_count_files_and_tokens():
     assert "mlx_engine:prefix_disk_written 3\n" in text
     assert "mlx_engine:prefix_disk_nbytes 70\n" in text
     assert "prefix_disk_nbytes" not in Metrics().text(Load())
+
+
+def test_a_cache_that_is_collected_first_opens_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    is_open = threading.Event()
+    disk._opened(lambda: None, is_open, "model", lambda folder: {})  # type: ignore[arg-type]
+    assert is_open.is_set()
+    assert list(tmp_path.iterdir()) == []

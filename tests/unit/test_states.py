@@ -302,11 +302,16 @@ def test_states_at_any_address_have_the_same_bits(monkeypatch: pytest.MonkeyPatc
         first = -memory.ctypes.data % 64 // 4 + offset
         return memory[first : first + n].reshape(n_slots, *shape)
 
-    with be.session():
-        want = case(be, np.random.default_rng(3))
-        monkeypatch.setattr(be, "state_empty", state_empty)
-        found = case(be, np.random.default_rng(3))
-    for a, b in zip(want, found, strict=True):
+    def results() -> list[np.ndarray]:
+        with be.session():
+            found = list(case(be, np.random.default_rng(3)))
+        of = random_model("qwen35", "Q8_0", be)
+        kv = of.new_kv(80)
+        return [*found, logits(of, kv, IDS[:70]), logits(of, kv, IDS[70:73])]
+
+    want = results()
+    monkeypatch.setattr(be, "state_empty", state_empty)
+    for a, b in zip(want, results(), strict=True):
         np.testing.assert_array_equal(a, b)
         assert np.isfinite(a).all()
         assert a.any()
