@@ -192,8 +192,8 @@ def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
 
 
 @jit
-def _run_head(job: Any, block: Any, head: int, runs: Any, run_: int, stop: int, qk: Any, kept: Any) -> None:
-    """Compute a value head for the runs `run_` to `stop - 1`, each of which begins with the state after the run before.
+def _run_head(job: Any, block: Any, head: int, runs: Any, begin: int, stop: int, qk: Any, kept: Any) -> None:
+    """Compute a value head for runs `begin` to `stop - 1`, each of which begins with the state after the run before.
 
     If they are several runs, they have at most PIECE tokens in total. While tokens are applied to some columns, the
     state of these columns stays in `kept`. It is written to a run's target slot only after the last token of the run,
@@ -205,9 +205,8 @@ def _run_head(job: Any, block: Any, head: int, runs: Any, run_: int, stop: int, 
     row, size, step = values + H * P, H * E * P, 2 * E + LANES
     writes = _STREAM if job[STORE] % LINE_BYTES == 0 else _STORE
     weight, eps = floats(block[DELTA_NORM]), number(block[DELTA_EPS])
-    first, end = runs[run_ * RUN_WIDTH + RUN_FIRST], 0
-    for i in range(run_, stop):
-        end = runs[i * RUN_WIDTH + RUN_FIRST] + runs[i * RUN_WIDTH + RUN_ROWS]
+    a, b = runs[begin * RUN_WIDTH :], runs[(stop - 1) * RUN_WIDTH :]
+    first, end = a[RUN_FIRST], b[RUN_FIRST] + b[RUN_ROWS]
     for piece in range(first, end, PIECE):
         last = min(piece + PIECE, end)
         for t in range(piece, last):
@@ -216,15 +215,16 @@ def _run_head(job: Any, block: Any, head: int, runs: Any, run_: int, stop: int, 
         while column < P:
             wide = column + 4 * LANES <= P
             # The first token reads the source slot, which stays as it is: other sequences may still need it.
-            slot = runs[run_ * RUN_WIDTH + (RUN_SOURCE if piece == first else RUN_TARGET)]
-            old, old_at, apart, i = m, slot * size + head * E * P + column, P, run_
+            slot = a[RUN_SOURCE] if piece == first else a[RUN_TARGET]
+            old, old_at, apart, i = m, slot * size + head * E * P + column, P, begin
             for t in range(piece, last):
-                a = runs[i * RUN_WIDTH :]
+                now = runs[i * RUN_WIDTH :]
                 at, v, y = (t - piece) * step, t * row + values + head * P + column, t * H * P + head * P + column
                 decay, strength = load_splat(qk, at + 2 * E), load_splat(qk, at + 2 * E + 1)
-                to, ends = a[RUN_TARGET] * size + head * E * P + column, t + 1 == a[RUN_FIRST] + a[RUN_ROWS]
-                # After a piece the next piece reads the slot, so the state is written to the cache.
-                how = writes if t + 1 == end or (ends and t + 1 < last) else _STORE if t + 1 == last else _NOTHING
+                to, ends = now[RUN_TARGET] * size + head * E * P + column, t + 1 == now[RUN_FIRST] + now[RUN_ROWS]
+                how = writes if ends else _NOTHING
+                if t + 1 == last and last < end:
+                    how = _STORE  # the next piece reads this state from the cache
                 if wide:
                     _wide(
                         old, old_at, apart, E, qk, at, x, v, decay, strength, kept, t + 1 < last, m, to, P, how, out, y

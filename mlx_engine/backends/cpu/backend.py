@@ -11,7 +11,6 @@ passed with each call.
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 import weakref
@@ -227,11 +226,8 @@ class CompiledBackend(SimdBackend):
         return super().stack(linears)
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
-        """Return zeros that begin at a cache line, so that kernels can write whole cache lines."""
-        n = n_slots * math.prod(shape)
-        memory = np.zeros(n + layout.LANES, dtype=np.float32)
-        first = -address(memory) % layout.LINE_BYTES // 4
-        return memory[first : first + n].reshape(n_slots, *shape)
+        """Return zeros, whose memory the operating system maps only when a slot is written."""
+        return aligned(n_slots, *shape, make=np.zeros)
 
     holds_some_experts = True
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,10 +38,13 @@ def address(array: np.ndarray | None) -> int:
         return 0 if array is None else int(array.ctypes.data)
 
 
-def aligned(*shape: int) -> np.ndarray:
-    """Return an uninitialised float32 array that begins at a cache line, so that products read whole cache lines."""
+def aligned(*shape: int, make: Callable[..., np.ndarray] = np.empty) -> np.ndarray:
+    """Return a float32 array that begins at a cache line, so that kernels read and write whole cache lines.
+
+    `make` is `np.empty` or `np.zeros`.
+    """
     n = math.prod(shape)
-    memory = np.empty(n + layout.LANES, dtype=np.float32)
+    memory = make(n + layout.LANES, dtype=np.float32)
     first = -address(memory) % (4 * layout.LANES) // 4
     return memory[first : first + n].reshape(shape)
 
