@@ -143,7 +143,7 @@ def engines(
 
 
 class Bench:
-    """An engine to measure, and the sampler of the machine's limits."""
+    """An engine to measure, and the `Limits` that measure the machine meanwhile."""
 
     def __init__(self, engine: Engine, checkpoint: Checkpoint, *, quant: Conversion, jit: bool) -> None:
         self.engine, self.checkpoint, self.quant = engine, checkpoint, quant
@@ -209,7 +209,7 @@ class Bench:
         return {**row, **limits, **shares}
 
     def close(self) -> None:
-        """End the threads of the sampler."""
+        """End the threads of `limits`."""
         if self.limits is not None:
             self.limits.close()
 

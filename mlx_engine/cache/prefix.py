@@ -1,5 +1,7 @@
 """The prefix cache: keeps keys and values of earlier prompts and answers for sequences with the same first tokens.
 
+A page has a slot for each of its tokens (`pool.py`), and is named by its first slot. States have slots, too.
+
 The cache is a `RadixTree` over token ids. A node has a run of tokens, which follow the tokens of its parent, and holds
 the pages of these tokens. If a node begins inside a page, its first page also has the last tokens of its parent. So if
 several nodes on a path hold a page for the same positions, the page of the deepest node has the tokens of all of them.
@@ -117,7 +119,7 @@ class RadixTree:
         held = [Snapshot(length, slot) for node in path for length, slot in node.states.items()]
         found = [snapshot for snapshot in held if snapshot.length <= n and snapshot.length % step == 0]
         state, length = None, 0 if self._states.n_slots else self._reaches(n, tables)
-        while length % step and length < most:  # no node holds the page with the later tokens
+        while length % step and length < most:  # the last page is held without its later tokens, so it cannot be reused
             length = self._reaches(length - length % step, tables)
         for snapshot in sorted(found, reverse=True):
             if self._reaches(snapshot.length, tables) == snapshot.length:

@@ -371,8 +371,8 @@ class Rank:
         host: its machine.
         first: the index of its first layer.
         layers: its layers; with tensor parallelism, its slices of all layers.
-        tables: the part that embeds tokens, on the first rank; else None. If this rank does not have the head, too, the
-            part has no embedding tables, because the rank reads their rows from the file.
+        tables: the part that embeds tokens, on the first rank; else None. Its embedding tables are in memory only if
+            the rank also has the head; otherwise the rank reads single rows from the file.
         head: the head, on the last rank; else None. With tensor parallelism, every rank has `tables` and `head`.
         weights: bytes of its weights.
         kv_token: bytes of keys and values that one more token adds, as long as no attention window is full.

@@ -112,8 +112,8 @@ class Scheduler:
         self._budget = min(budget, pool.longest_pass) if self._has_windows else budget
         self._shared_budget = min(self._budget, shared_budget)
         self._runner = ModelRunner(model, overlap=overlap and self._keeps_kv, clock=clock)
-        # The largest number of rows that one pass computes for requests with a `RowReader`: `_read_budget` while no
-        # answer is being generated, `_shared_read_budget` while one is.
+        # The largest number of tokens whose logits or hidden states one pass returns to `RowReader`s: `_read_budget`
+        # while no answer is being generated, `_shared_read_budget` while one is.
         most = max(1, MOST_BYTES // (4 * int(model.config.vocab_size)))
         self._read_budget, self._shared_read_budget = most, min(most, max(1, self._shared_budget // 2))
         if not self._keeps_kv:  # every pass runs whole sequences, so the budget must not cut them
@@ -331,8 +331,8 @@ class Scheduler:
             return False
         n_pending = self._runner.n_pending(sequence)
         most = max(1, sequence.output.max_tokens)  # the prompt is run even if no token is wanted
-        # A processor needs the ids of all earlier tokens, and must not be called for a token that is later rolled back.
-        # So a sequence with processors waits until none of its passes in flight chooses a token.
+        # A user's function in `processors` needs the ids of all earlier tokens, and must not be called for a token that
+        # is later rolled back. So a sequence with processors waits until none of its passes in flight chooses a token.
         waits = bool(sequence.parallel) or sequence.sampler.processors is not None
         if self.speculation is not None and n_pending:
             waits = waits or self.speculation.is_promising(sequence)

@@ -1,8 +1,8 @@
 """The first DeepSeek with a mixture of experts, DeepSeek-MoE-16B.
 
 Paper: "DeepSeekMoE", arXiv 2401.06066. transformers has no class for this model. Attention is Llama's. The router
-chooses experts as in DeepSeek-V2, by a softmax without groups. The output of the shared experts is added without a
-gate. The first layers are dense.
+chooses the experts with the largest softmax probabilities. The output of the shared experts is added without a gate.
+The first layers are dense.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from mlx_engine.weights.model import Architecture
 
 @dataclass(frozen=True)
 class Sigmoids(InGroups):
-    """The settings of DeepSeek-V3's mixture of experts."""
+    """The settings of a mixture whose router is DeepSeek-V3's. The defaults are GLM-4.5's."""
 
     scoring: ClassVar[Scoring] = "sigmoid"
     n_experts: int = declared(Count("n_routed_experts"))

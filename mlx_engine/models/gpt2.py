@@ -102,7 +102,7 @@ class Model(Decoder):
 
 
 def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, transposed: bool = True) -> Plan:
-    """Return the plan of a checkpoint. If `transposed`, published folders have matrices as (in, out), for Conv1D."""
+    """Return the plan of a checkpoint; `transposed` says that transformers' folders have matrices as (in, out)."""
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=True)
     # In folders without a head (`GPT2Model`), names have no prefix. mlx-lm writes the prefix "model.", and matrices as

@@ -42,8 +42,8 @@ CONFIG, PEFT_FILE, MLX_FILE = "adapter_config.json", "adapter_model.safetensors"
 PEFT_NAME = re.compile(r"^(.*)\.lora_(A|B)(?:\.default)?(?:\.weight)?$")
 PEFT_PREFIX = "base_model.model."
 MLX_NAME = re.compile(r"^(.*)\.lora_(a|b)$")
-# Finds the end of a module's name that begins with the list of layers: in "model.layers.3.mlp.up_proj", it is
-# "layers.3.mlp.up_proj".
+# Finds the part of a module's name from the name of the list of layers on: "layers.3.mlp.up_proj" in
+# "model.layers.3.mlp.up_proj".
 IN_LAYER = re.compile(r"(?:^|\.)((?:\w+)\.\d+\..*)$")
 # Values of PEFT's `init_lora_weights` that change the weights of the model before training.
 CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -218,7 +218,7 @@ def open_adapters(folders: Mapping[str, Path], tensors: Mapping[str, Tensor]) ->
 
 
 def _modules(tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
-    """Return a map of the modules that adapters can change to the matrices of each module.
+    """Return, for each module that adapters can change, its matrices.
 
     A key is the end (`IN_LAYER`) of the module's name in transformers. A fused module, such as one for queries, keys
     and values, has several matrices.

@@ -52,8 +52,8 @@ def rule_of(checkpoint: Checkpoint, config: Any) -> dict[str, Rotation]:
         if np.allclose(found, divisors, rtol=CLOSE, atol=0):
             return {"rope": rope}
     raise ModelError(
-        f"{checkpoint.where}: {NAME}: expected the divisors of Llama 3's rule or of Gemma 4's, found others; "
-        "config.json has no settings for them: --to q8_0 or q4_0 writes a GGUF file"
+        f"{checkpoint.where}: {NAME}: expected the divisors of Llama 3's rule or of Gemma 4's, found others. "
+        "config.json has no settings for them, so write a GGUF file, with --to q8_0 or --to q4_0"
     )
 
 

@@ -14,9 +14,9 @@ register of sums has four int32 partial sums of each row, also in 16 bytes. Ther
   `256 * high + low`.
 
 A token has a *record* of RECORD_BYTES for each block of 32 columns: the token's quants, then its scale and sums
-(`SCALE`, ...). The quants are stored for each 16 columns separately: in pairs, 8 quants of even columns, then 8 of odd
-columns; in digits, 16 high bytes, then 16 low bytes. Two tokens are stored together: both records of the first block,
-then both of the second block, ... The records of the next two tokens follow.
+(`SCALE`, ...). The quants are stored for each 16 columns separately: with *pairs*, 8 quants of even columns, then 8 of
+odd columns; with *digits*, 16 high bytes, then 16 low bytes. Two tokens are stored together: both records of the first
+block, then both of the second block, ... The records of the next two tokens follow.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ RECORD_BYTES = 96
 # - int32: WHOLE_TOTAL, the sum of the quants times TIMES_OF_WHOLE; WHOLE_HALVES, the sum of each 16 columns times
 #   TIMES_OF_HALVES
 SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
-# Files store the quants of Q4_0 plus 8, and the quants of Q6_K, which has a scale for each 16 columns, plus 32. The
-# int32 sums in a record are multiplied by these factors, so that one addition corrects a sum of products.
+# Files store quant + 8 for Q4_0 and quant + 32 for Q6_K. So 8 or 32 times the sum of the token's quants must be
+# subtracted from a sum of products. A record has this sum multiplied by -8 for 32 columns, and by -32 for each 16
+# columns, because Q6_K has a scale for each 16. So one addition is enough.
 TIMES_OF_WHOLE, TIMES_OF_HALVES = -8, -32
 
 # The forms in which the quants of rows are stored:
@@ -104,8 +105,8 @@ def _blocks_at_once(block_bytes: int, words: int) -> int:
 def _scales_of_blocks(block_bytes: int, words: int) -> Any:
     """Make the function that returns the scales and the offsets of `_blocks_at_once` blocks of the rows at 8 addresses.
 
-    `words` is 1 for scales only, 2 for scales and offsets. For each of them, one instruction per row moves the row's
-    numbers from its 64 bytes to the row's lanes.
+    `words` is 1 for scales only, 2 for scales and offsets. 64 bytes of each row are loaded. One shuffle per row moves
+    the row's scales to the lanes of this row, and another one moves the row's offsets.
     """
     n = _blocks_at_once(block_bytes, words)
     several = types.UniTuple(floats_8, n)
@@ -314,8 +315,8 @@ def _unpacked(builder: Any, rows: list[Any], places: list[Any], stored: int) -> 
 
     If the form `stored` is not in `_BLOCKS`, `rows` has the quants of 8 rows for each block. One list is yielded, whose
     blocks have all their registers. If the form is in `_BLOCKS`, `rows` has the addresses of 8 rows, and `places` the
-    byte offsets of parts of 16 bytes. Each list then has two of the registers of every block, because AVX2 has too few
-    registers for all.
+    byte offsets of parts of 16 bytes. Several lists are then yielded. Each list has all blocks, but only two
+    registers of each half of a block, because AVX2 has too few registers for all of them at once.
     """
     if stored not in _BLOCKS:
         yield [_halves_of(builder, rows[at : at + ROWS], stored) for at in range(0, len(rows), ROWS)]
@@ -371,7 +372,7 @@ def _token(builder: Any, record: Any, half: int) -> list[Any]:
 
 
 def _digit_dots(builder: Any, operands: list[list[Any]], x: list[list[Any]]) -> Any:
-    """Return the sums of products of a register of rows, as unsigned bytes, by vpdpbusd: four sums for each row."""
+    """Return four sums of products for each row of a register of unsigned bytes, by vpdpbusd."""
     kind = ir.VectorType(_I32, register_lanes())
     name, eight = f"llvm.x86.avx512.vpdpbusd.{32 * kind.count}", ir.Constant(kind, [8] * kind.count)
     found = ir.Constant(kind, None)
@@ -476,7 +477,10 @@ class _Step:
         return [_joined_pairs(self.builder, registers) for registers in found]
 
     def all_dots(self, rows: list[Any], places: list[Any], records: Any, n_sums: int) -> list[list[list[Any]]]:
-        """Return, for each token and each of its `n_sums` sums (`dots`), the registers of partial sums of 8 rows."""
+        """Return the partial sums of 8 rows: in `found[t][s]` the registers of sum s of token t.
+
+        A token has `n_sums` sums: one for each block, or with HALVES for each half of a block.
+        """
         found: list[list[list[Any]]] = [[[] for _ in range(n_sums)] for _ in range(self.n)]
         for blocks in _unpacked(self.builder, rows, places, self.stored):
             for b, halves in enumerate(blocks):
@@ -612,7 +616,7 @@ def eight_rows_of_groups(
     """Make the kernel of a format whose blocks have one scale.
 
     A block has `block` columns, a multiple of 32. `quants(blocks, at, p)` returns quants 32 p to 32 p + 31 of the block
-    at byte `at`, in the form `stored`: BYTES, ... `kind` is BIASED (`panels.py`) or 0. `minus`, a multiple of 8, is
+    at byte `at`, in the form `stored` (BYTES, ...). `kind` is BIASED (`panels.py`) or 0. `minus`, a multiple of 8, is
     subtracted from every quant.
     """
     n_groups, at_once = block // 32, _blocks_at_once(block_bytes, scales.words) if block == 32 else 0
@@ -719,8 +723,8 @@ def eight_rows_by_parts(
     then scale 1 of all rows, ..., then likewise the negated minima, if there are any.
 
     `quants(blocks, at, p)` returns quants 64 p to 64 p + 63 of the block at byte `at`: two vectors of 32 quants, in the
-    form `stored`: BYTES, ... For NIBBLES_OF_64 and SIX_BITS_OF_128, `quants(p)` instead returns the byte offsets, in a
-    block, of the parts of 16 bytes that have quants 64 p to 64 p + 63, or 128 p to 128 p + 127.
+    form `stored` (BYTES, ...). For two forms, `quants(p)` instead returns byte offsets in a block, one for each part of
+    16 bytes: for NIBBLES_OF_64 those of quants 64 p to 64 p + 63, for SIX_BITS_OF_128 those of 128 p to 128 p + 127.
 
     `kind` is a sum of HALVES and BIASED (`panels.py`), or 0. `minus`, which is subtracted from every quant, is a
     multiple of 8; with HALVES, a multiple of 32.
@@ -741,7 +745,7 @@ def eight_rows_by_parts(
             for i in range(0, n_columns // 256 * block_bytes, block_bytes):
                 write(scratch, rows, i)
                 stored_scales = hidden(scratch)
-                # `hidden`, because LLVM would unroll a loop whose count is a constant.
+                # LLVM would unroll a loop whose count is a constant, so the count is hidden.
                 for p in range(hidden(n_parts)):
                     line = prefetch_lines(rows, line, i + (p + 1) * block_bytes // n_parts, places)
                     sums = part(records, rows, i, p, stored_scales, sums)

@@ -124,7 +124,7 @@ class _Tile:
     def _words_of_tokens(self, block: Any, word: int) -> Any:
         """Return the address of a 4-byte word of the first token in a block; `word` is the number of the word.
 
-        The same word of the other tokens follows. Digits are 8 words per token: all 8 of the first token come first.
+        The same word of the other tokens follows. Digits are an exception: all 8 words of a token are adjacent.
         """
         at = self.builder.add(self.builder.mul(block, ir.Constant(_I64, TOKEN_WORDS)), ir.Constant(_I64, word))
         return word_address(self.builder, self.tokens, self.builder.mul(at, self.n))
@@ -199,7 +199,8 @@ def _is_set(builder: Any, kind: Any, bit: int) -> Any:
 def multiply_tiles(typing: Any, n: Any, rows: Any, tokens: Any, n_blocks: Any, y: Any, y_row: Any, kind: Any) -> Any:
     """Do with AMX what `fixed_tile.multiply_panels` does, for a format that has a scale for each 32 columns.
 
-    `configure_tiles` must have been called with n or n + 1.
+    `configure_tiles` must have been called with n or n + 1: a thread calls it once, for its largest group of tokens,
+    and other groups may have one token less.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -210,7 +210,7 @@ def _rows_of(builder: Any, first: Any, row: Any, n: int) -> list[Any]:
 
 
 def _floats(builder: Any, pointers: list[Any], first: int, step: int) -> list[Operand]:
-    """Return operands for float rows or vectors, from element `first` on; each 16 columns have `step` floats there."""
+    """Return operands that load floats, from element `first` of each pointer on; 16 columns have `step` floats."""
     kind = ir.VectorType(_F32, register_lanes())
 
     def operand(pointer: Any) -> Operand:
@@ -349,8 +349,9 @@ def dots_of(read: Read, size: int) -> Any:
     `tile_vectors()` vectors, in the order of `add_dots`. Up to three elements after the last row's product are
     overwritten. Rows are `w_row` bytes apart from address w on; vector t begins at element `x_at + t * x_row` of x.
     Both have n columns, a multiple of 16 and at most STRETCH. Each element is converted to float32 in a register, once
-    for all vectors; 32 elements are `size` bytes. If `ahead` is not 0, the kernel prefetches the rows that are
-    `ahead` bytes later, and, in a second array at address `also`, the bytes that have the offsets of the current rows.
+    for all vectors; 32 elements are `size` bytes. If `ahead` is not 0, the kernel prefetches, for each row at byte
+    offset i from w, the row at offset `i + ahead` from w, and the bytes at offset i from `also`, the address of a
+    second array.
     """
     widens = size < 4 * 32
 

@@ -101,8 +101,8 @@ def _repacked(weight: Weight) -> StoredMatrix | None:
 
 def _is_finite(matrix: StoredMatrix) -> bool:
     of = matrix.layout
-    # Q6_K has no `affine`: an entry of `ws` begins with the float16 scale d, the only float. Each later element is two
-    # int8 scales.
+    # Q6_K has no `affine`. Of the float16 elements of an entry of `ws`, only the first is a float, the scale d. Each of
+    # the others holds the bytes of two int8 scales.
     parts = [matrix.ws[:, :: of.entry]] if of.affine is None else of.affine(matrix.ws)
     return all(bool(mx.isfinite(part).all().item()) for part in parts)
 

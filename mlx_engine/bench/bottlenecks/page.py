@@ -279,7 +279,7 @@ def command(settings: Report) -> str:
 def method(report: Report) -> str:
     """Describe what was run, what is excluded, and how the limits were measured."""
     at, rounds = report["settings"], report["rounds"]
-    excluded = "after a warm-up round" if rounds > 1 or at["repetitions"] == 1 else "the budget allowed only one"
+    excluded = "after a warm-up round" if rounds > 1 else "after a warm-up round, unless the budget allowed only one"
     limits = (
         "The limits are medians of samples between all runs: memory bandwidth of a kernel that only reads the model's "
         "matrices, and multiply-adds in registers, both on as many threads as the backend has."
@@ -292,10 +292,10 @@ def method(report: Report) -> str:
         "timed, layers run operation by operation, and a lazy backend waits for each operation.",
         "Whole passes are medians of the plain runs; prefill and decode are reported separately, and every decode step "
         "counts.",
-        "Operations are medians of the profiled passes. Together they take longer than the plain step. So the same "
-        "time is subtracted from each call, to make their sum equal to the plain step. No operation is reduced below "
-        "its limit, and the subtracted time is at most twice the median of (time of a call - its time at the limit). "
-        "The same time is subtracted from calls of prefill.",
+        "Operations are medians of the profiled passes. In a profiled decode step, they take longer together than the "
+        "step in a plain run. So the same time is subtracted from each call, to make their sum equal to the plain "
+        "step. No operation is reduced below its limit, and the subtracted time is at most twice the median of (time "
+        "of a call - its time at the limit). The time found for decode is subtracted from calls of prefill, too.",
         "Bytes count each input and the result once. FLOP are multiplications and additions, in attention only for "
         "visible keys.",
         "At the limit, an operation takes the time to read its bytes or the time of its arithmetic, whichever is "
