@@ -1,8 +1,9 @@
 """Kernels for block-quantised weights: Metal kernels with NumPy references, compiled CPU kernels, and block layouts.
 
-The package does not import mlx_engine, and can be imported without a GPU. In a wheel its name is `mlx_engine.kernels`;
-in a checkout, `kernels` and `mlx_engine.kernels` are the same modules. Public names are imported when they are first
-used, so that `import kernels` is fast. `kernels.launch` is a module; its function `launch` runs any `Kernel`.
+The package does not import mlx_engine, and can be imported without a GPU. In a wheel its name is `mlx_engine.kernels`.
+In a checkout, it can be imported as `kernels` or as `mlx_engine.kernels`, and both names give the same modules. Public
+names are imported when they are first used, so that `import kernels` is fast. `kernels.launch` is a module; its
+function `launch` runs a Metal kernel (a `Kernel`).
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ if TYPE_CHECKING:
     from .metal.thread_per_output import thread_per_output
     from .metal.tiles import tiles
 
-# Maps public names to the modules that define them. A public name that is missing here is defined by the module
-# `metal.NAME`, such as `metal.matvec.matvec`. The name `launch` is an exception: it is a module.
+# Maps public names to the modules that define them. If a public name is missing here, the module `metal.NAME` defines
+# it: `metal.matvec` defines `matvec`. The name `launch` is an exception: it is a module.
 _HOMES = {
     "Kernel": "kernel",
     **dict.fromkeys(("counted", "executors", "use"), "launch"),

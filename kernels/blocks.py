@@ -5,7 +5,7 @@ In GGUF's formats, a block holds 32, 64 or 256 consecutive weights of one row. I
 - `d`: a float16 scale; `m`: a float16 minimum; `dmin`: the float16 scale of the minima of sub-blocks
 - `e`: the exponent of a scale that is a power of two
 - `qs`, `ql`: the quants, or their low bits; `qh`, `hmask`: the high bits of the quants
-- `scales`, `scales_l`, `scales_h`: the packed scales of sub-blocks
+- `scales`, `scales_l`, `scales_h`: the scales of sub-blocks; in formats with `dmin`, also the minima
 - `signs`: the signs of weights, in IQ2_XXS and IQ3_XXS also scales
 
 In IQ1 to IQ3, `grid`, `qs` and `qh` hold indices into a codebook; `qs` and `qh` may also hold signs and scales. A block
@@ -60,8 +60,8 @@ def group(size: int, bits: int, scale: str, *, has_biases: bool) -> np.dtype[np.
     uint16 here, because NumPy has no bfloat16), F32 or U8.
 
     Quants are packed from the lowest bits upwards, as in MLX, with one exception: 4-bit quants of groups with biases
-    are packed as in Q4_1. For each 32 weights, byte j has quant j in its low four bits, and quant j + 16 in its high
-    four bits. AVX2 unpacks this layout with fewer instructions.
+    are packed as in Q4_1, because AVX2 unpacks them with fewer instructions. For each 32 weights, byte j then has quant
+    j in its low four bits, and quant j + 16 in its high four bits.
     """
     kind = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "U8": "u1"}[scale]
     biases = [("m", kind)] if has_biases else []

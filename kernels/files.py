@@ -128,9 +128,9 @@ def _first(name: str, home: str, given: str | None) -> Path:
 def _candidates(name: str, home: str, given: str | None) -> Iterator[Path]:
     if given:
         yield Path(given)
-    if Path(home).is_absolute():  # relative if the home folder is unknown or XDG_CACHE_HOME is invalid
+    if Path(home).is_absolute():  # `home` is relative if the home folder is unknown or XDG_CACHE_HOME is invalid
         yield Path(home) / "mlx_engine" / name
-    # `gettempdir` is called last, because it raises an error on systems without a temporary folder.
+    # `gettempdir` raises an error if there is no temporary folder, so call it only if no folder above is usable.
     yield Path(tempfile.gettempdir()) / f"mlx_engine-{name}-{_user()}"
 
 

@@ -6,10 +6,10 @@ the headers in `include/`, which implement the Metal Shading Language. The C cod
 a fibre, a thread in user space. `memory.py` places every buffer between unmapped pages. A process runs one call at a
 time; calls from other threads wait.
 
-A kernel can be compiled in three *builds*, which differ in their checks. The argument `seed` chooses the order of
-threads. The results of a correct kernel are bit-identical for every seed, except the results of atomic sums and of
-tensor products (`matmul2d`). README.md lists the mistakes that the emulator finds, and those that it cannot find.
-
+A kernel can be compiled in three *builds*, which differ in their checks. The argument `seed` of a call chooses the
+order of threads. The results of a correct kernel are bit-identical for every seed, except the results of atomic sums
+and of tensor products (`matmul2d`). README.md lists the mistakes that the emulator finds, and those that it cannot
+find.
 Textures are not supported. In the body of a `metal_kernel`, two more constructs are not supported: copying a structure
 out of device memory, and calling a member function of an object outside the address space `thread`.
 """

@@ -49,7 +49,7 @@ _ALIGNMENT = ("-fno-sanitize=all", "-fsanitize=alignment", "-fno-sanitize-recove
 _CHECKS = "bounds,float-cast-overflow,integer-divide-by-zero,null,shift,signed-integer-overflow"
 _NOTES = "implicit-integer-truncation"
 
-# Every build checks the address spaces of kernels made by `metal_kernel`: they are part of the types in `include/`.
+# Every build checks the address spaces of kernels made by `metal_kernel`, because the types in `include/` contain them.
 SPACES = Build("spaces", _ALIGNMENT)
 UNDEFINED = Build("undefined", (*_ALIGNMENT, f"-fsanitize={_CHECKS},{_NOTES}", f"-fsanitize-recover={_NOTES}"))
 _INSTRUMENTED = (
@@ -220,7 +220,7 @@ def _clang(command: tuple[str, ...]) -> Compiler | str:
 
 @cache
 def _surroundings(*, runtime: bool) -> bytes:
-    """Return a digest of the architecture and of files: the runtime's source if `runtime`, else kernel headers."""
+    """Return a digest of the architecture and of files: the runtime's source if `runtime`, else the headers."""
     digest = hashlib.sha256()
     kernels = [*(_HERE / "include").rglob("*"), _HERE / "runtime" / "abi.h"]
     for file in sorted((_HERE / "runtime").glob("*.[ch]") if runtime else kernels):

@@ -177,7 +177,7 @@ def dispatch(
 
 
 def misplaced(failed: Sequence[Failed], buffers: Mapping[int, Buffer]) -> Alignments:
-    """Return larger alignments for the buffers whose misaligned start has made loads or stores misaligned.
+    """Return larger alignments for buffers in which a load or store was misaligned because the buffer's start is.
 
     If a buffer ends exactly at unmapped memory, its start may be misaligned. A misaligned load or store in such a
     buffer is not the kernel's mistake, because MLX aligns the start of its buffers for every type.
@@ -226,7 +226,7 @@ def _output(run: Run, shape: Sequence[int], dtype: str, alignment: int) -> Buffe
 
 
 def _input(run: Run, parameter: Parameter, memory: Memory, alignment: int) -> tuple[Buffer, int]:
-    """Return a buffer with an input or an input's shape, strides or ndim, and the offset of element 0 in bytes."""
+    """Return a buffer with an input (or with its shape, strides or ndim), and the offset of element 0 in bytes."""
     at_end = bool(run.options.at_end)
     if parameter.role == "input":
         buffer = pool.readable(memory.first, memory.size, memory.source, at_end=at_end, alignment=alignment)
@@ -263,7 +263,7 @@ def note(statistics: Statistics, failed: Sequence[Failed]) -> None:
     statistics.writer = writers[0] if writers else None
 
 
-# Maps a kind of failure to the value of `MemoryFaultError.seen`. The value of kinds that are not listed is "at once".
+# Maps kinds of failures to values of `MemoryFaultError.seen`. All other kinds have the value "at once".
 _SEEN: dict[Failure, Literal["afterwards", "exactly"]] = {
     Failure.THREADGROUP_CANARY: "afterwards",
     Failure.BOUNDS: "exactly",
@@ -271,7 +271,7 @@ _SEEN: dict[Failure, Literal["afterwards", "exactly"]] = {
 
 
 def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tuple[str, Buffer]]) -> None:
-    """Raise an error if there are mistakes. The most severe mistake determines its class, and begins its message."""
+    """Raise an error if there are mistakes; the most severe one determines the error's class and begins its message."""
     wrong = [one for one in failed if not one.kind.is_note]
     wrong.sort(key=lambda one: severity(one.finding))
     found = [one.finding for one in wrong]

@@ -73,7 +73,7 @@ class OrderError(EmulatorError):
 
 
 def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -> EmulatorError:
-    """Return the error that caused `error`, if this is an index beyond a private array; otherwise return `error`.
+    """If an index beyond a private array caused `error`, return the error that reports the index, otherwise `error`.
 
     A build is the kernel compiled with some of the checks. Only the build "undefined" checks indices of private arrays
     (variables of a thread). In other builds, a write beyond a private array damages other variables, and `error` may be
@@ -117,7 +117,7 @@ class Finding:
         kind: "fault", "race", "divergence", "undefined", "tensor", "hang" or "stopped" (interrupted); for notes
             "same value", "truncation", "unwritten" (a read of memory that no thread has written), "not written"
             (elements of an output that no thread has written), "shifted" (a shift operation that reads an inactive
-            lane), "writer" (which thread wrote an element), "barrier" or "address space".
+            lane), "writer" (which thread wrote an element), "barrier" (one that orders no memory) or "address space".
         is_note: whether this is only a possible mistake, so that the kernel may be right.
         text: the description, several lines.
         place: the first thread and line with this mistake.

@@ -181,7 +181,7 @@ class CheckedKernel:
         return _tied(self.name, inputs, results)
 
     def _results(self, given: dict[str, Any]) -> list[mx.array]:
-        """Run every build and seed, compare the results unless outputs are atomic, and return the first ones."""
+        """Run every build and seed, compare results unless outputs are atomic, and return those of the first run."""
         results: list[tuple[str, list[mx.array]]] = []
         for build in self._builds:
             for seed in self._seeds[:1] if build == "races" else self._seeds:

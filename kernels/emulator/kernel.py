@@ -53,7 +53,7 @@ def defined_at(header: str, name: str) -> int:
 
 
 def recursive(ir: str, names: Iterable[str]) -> str | None:
-    """If a function of `names` calls itself in the LLVM IR of a translation unit, return its name, otherwise None."""
+    """Return one of `names` whose function calls itself in the LLVM IR of a translation unit; None if none does."""
     pieces = _FUNCTION.split(ir)
     calls = {name: set(_CALL.findall(body)) for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}
     for mangled in _in_cycles(calls):
@@ -205,9 +205,9 @@ def _refuse_recursion(wanted: Sequence[tuple[KernelText, Instance]], parts: Sequ
 LANES = ("active", "all")
 # Values of `layout`, the layout of cooperative tensors: any layout, chosen by the seed, or the layout of an M5.
 LAYOUTS = ("any", "m5")
-# The bytes that may fill threadgroup memory before a run. In every float type, 0xFF gives NaN, and the others numbers
-# of large magnitude. The seed and the build choose one of these bytes, so that a result that depends on unwritten
-# memory differs between runs.
+# The bytes that may fill threadgroup memory before a run. In every float type, 0xFF gives NaN, and the other two bytes
+# give numbers of large magnitude. The seed and the build choose one of the bytes, so that a result that depends on
+# unwritten memory differs between runs.
 POISONS = (0xFF, 0x7B, 0xFB)
 TIME_LIMIT = 10.0  # the default limit of a threadgroup in seconds of CPU time
 _MATH_MODES = ("safe", "relaxed", "fast")

@@ -12,13 +12,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 PAGE = mmap.PAGESIZE
-# The default alignment of buffers in bytes. Kernels may load 16 bytes at a time, and MLX's buffers are aligned for it.
+# The default alignment of buffers in bytes. Kernels may load 16 bytes at a time, because MLX aligns its buffers so.
 ALIGNMENT = 16
-# The bytes of a buffer's pages that are unused are called canaries, and have this value. Read as floats, they are NaN.
+# The value of canaries: the unused bytes in the pages of a buffer. Read as floats, canaries are NaN.
 CANARY = 0xFF
 _CANARIES = bytes([CANARY]) * PAGE
-# The bytes that fill the unused part of an input's pages. Read as floats, they are NaN. They differ from the canaries:
-# if a kernel copies these bytes past the end of an output, the output's canaries change.
+# The unused bytes in the pages of an input. Read as floats, they are also NaN. They differ from canaries: if a kernel
+# copies them past the end of an output, the output's canaries change.
 _BESIDE_INPUTS = b"\xc1\xff" * (PAGE // 2)
 RESIDENT = 64 << 10  # copies of inputs of at least this many bytes are kept for later runs
 TOTAL = 2 << 30  # after a run, all kept copies together have at most this many bytes
@@ -66,7 +66,7 @@ def _has_large_space() -> bool:
 class Buffer:
     """Mapped pages with a guard (unmapped memory) before and after them.
 
-    The usable bytes are at the start or at the end of the pages, next to a guard; see `place`.
+    The usable bytes are at the start or at the end of the pages; see `place`.
 
     Attributes:
         start: the address of the first usable byte.
@@ -139,7 +139,7 @@ class Buffer:
         return (self._first, self.start - self._first), (end, self._first + self.capacity - end)
 
     def damaged(self) -> int | None:
-        """Return the offset from `start` of a byte that was written out of bounds (a changed canary), or None."""
+        """Return the offset from `start` of the first changed canary (a byte written out of bounds), or None."""
         for start, length in self._slack():
             found = ctypes.string_at(start, length)
             if found != _CANARIES[:length]:
@@ -172,11 +172,12 @@ class Pool:
         self._resident: OrderedDict[_Key, Buffer] = OrderedDict()
         self._free: dict[int, list[Buffer]] = {}
         self._lent: list[Buffer] = []
-        self._dead: deque[_Key] = deque()  # kept copies whose owner no longer exists; finalizers append at any time
+        # The keys of kept copies whose owner is deleted; finalizers append to it at any time.
+        self._dead: deque[_Key] = deque()
 
     @contextmanager
     def lending(self) -> Iterator[Pool]:
-        """At the end of this context, take back all buffers that were lent within it; drop copies, see `_forget`."""
+        """Yield this pool; on exit, take back all buffers that were lent since, and call `_forget`."""
         try:
             yield self
         finally:
@@ -205,7 +206,7 @@ class Pool:
     ) -> Buffer:
         """Return a read-only copy of `size` bytes at `address`.
 
-        `owner` is the object that has these bytes. After it is deleted, `lending` drops a kept copy.
+        `owner` is the object that has these bytes. If the copy is kept, `lending` drops it after `owner` is deleted.
         """
         if size < RESIDENT:
             buffer = self.writable(size, at_end=at_end, alignment=alignment)
@@ -233,7 +234,7 @@ class Pool:
         return buffer
 
     def _forget(self) -> None:
-        """Drop copies whose owner no longer exists; then the least recently used until at most `total` bytes remain."""
+        """Drop copies whose owner is deleted; then drop the least recently used until at most `total` bytes remain."""
         while self._dead:
             self._resident.pop(self._dead.popleft(), None)
         size = self.resident_bytes

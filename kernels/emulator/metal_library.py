@@ -55,7 +55,7 @@ class Unwritten:
     """A buffer for an output of a kernel. Before the kernel runs, floats in it are NaN."""
 
     shape: Sequence[int]
-    dtype: Any  # of MLX or NumPy, also a structured one
+    dtype: Any  # a dtype of MLX or NumPy; a NumPy dtype may be structured
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,16 @@ class Contents:
 
     @property
     def item(self) -> int:
-        """The size of an element in bytes; 1 if the value has no shape."""
+        """The bytes of one element; 1 if the value has no shape."""
         shape = getattr(self.like, "shape", None)
         return max(1, self.size // max(1, math.prod(shape))) if shape is not None else 1
 
     def is_same(self, other: Contents) -> bool:
-        """Return whether the caller passed the same array for two parameters. They then share one buffer."""
+        """Return whether the caller passed one array for both parameters, which then share a buffer."""
         return self.like is other.like and isinstance(self.like, mx.array | np.ndarray | Unwritten | bytearray)
 
     def array(self, address: int) -> Any:
-        """Return a copy of the memory at an address, in the form that `WholeKernel.__call__` documents."""
+        """Return a copy of the memory at an address: an array with the shape and dtype of `like`, or else bytes."""
         if isinstance(self.like, mx.array | Unwritten) and dtype_name(self.like.dtype) in TYPES:
             found = array_at(address, self.like.shape, dtype_name(self.like.dtype))
             return found if isinstance(self.like.dtype, mx.Dtype) else np.array(found)
@@ -88,7 +88,7 @@ class Contents:
 
 
 def contents(kernel: str, parameter: MetalParameter, value: Any) -> Contents:
-    """Return the contents of the buffer for a value that the caller passed.
+    """Convert a value that the caller passed to the contents of a buffer.
 
     Raises:
         LaunchError: a value of this type cannot be passed for the parameter.
@@ -158,7 +158,7 @@ class Library:
         return self._text.functions[name].function.partition("<")[0]
 
     def function(self, name: str, constants: Mapping[int | str, float] | None = None) -> WholeKernel:
-        """Return a kernel with these values of function constants.
+        """Return the kernel `name`, with the given values of function constants.
 
         Args:
             name: one of `names`.
@@ -241,7 +241,7 @@ class WholeKernel:
         trace: tuple[int, int] | None = None,
         layout: str = "any",
     ) -> dict[int, Any]:
-        """Run the kernel over the grid. `MetalKernel.__call__` describes `seed` and the options after it.
+        """Run the kernel over the grid. `MetalKernel.__call__` describes the values of the options from `seed` on.
 
         Args:
             buffers: buffers by index: arrays of MLX or NumPy (also structured ones), bytes of structures, numbers for
@@ -251,16 +251,16 @@ class WholeKernel:
             threadgroup: threads per axis of a threadgroup; at most 1,024 in all.
             threadgroup_memory: {n: bytes} for parameters with `[[threadgroup(n)]]`.
             seed: selects the order of threads.
-            build: "spaces", "undefined" or "races".
-            lanes: "active" or "all".
-            guard: "end", "start" or None.
-            time_limit: seconds.
-            layout: "any" or "m5".
-            trace: (index of a buffer, offset of a byte). In the build "races", `statistics.writer` then has the last
+            build: which checks are made: "spaces", "undefined" or "races".
+            lanes: which lanes must reach SIMD-group operations: "active" or "all".
+            guard: which side of buffers is next to unmapped memory: "end", "start" or None.
+            time_limit: seconds of CPU time that a threadgroup may take.
+            trace: (index of a buffer, offset of a byte). In the build "races", `statistics.writer` then names the last
                 thread that wrote this byte.
+            layout: which thread has which element of a cooperative tensor: "any" or "m5".
 
         Returns:
-            {index: contents} of each buffer that the kernel may write to. The contents are an array of MLX or
+            {index: contents} for each buffer that the kernel may write to. The contents are an array of MLX or
             NumPy with the argument's shape and dtype, or bytes if the argument was bytes, a bytearray or a number.
 
         Raises:
@@ -348,7 +348,7 @@ class WholeKernel:
         return (ctypes.c_long * (1 + len(shape)))(len(shape), *reversed([int(n) for n in shape]))
 
     def _place(self, given: Mapping[int, Contents | None], options: Options) -> dict[int, Buffer]:
-        """Return the buffers by index. An array that was passed for several parameters is one buffer."""
+        """Return {index: buffer}. If an array was passed for several parameters, they share a buffer."""
         placed: dict[int, Buffer] = {}
         for one in self.parameters:
             if one.role != "buffer" or one.slot in placed:
@@ -397,11 +397,11 @@ class WholeKernel:
         return self._entries[build]
 
     def use(self, build: str, entry: Entry) -> None:
-        """Use `entry` for calls in this build; it was compiled together with other kernels, see `Library.prepare`."""
+        """Use `entry` for calls in this build. `Library.prepare` compiles it together with other kernels."""
         self._entries[build] = entry
 
     def _unset(self, error: str) -> LaunchError:
-        """Return the error for a library with an undefined symbol: usually a function constant without a value."""
+        """Return the error for an undefined symbol, which is usually a function constant without a value."""
         symbol = re.search(r"undefined symbol: (\w+)", error)
         for one in self._text.constants:
             if symbol and one.name in symbol[1]:
@@ -536,11 +536,11 @@ def _errors(kernels: dict[str, WholeKernel], build: str) -> dict[str, str]:
 
 
 def address_space_notes(file: Path, folders: Sequence[Path] = ()) -> tuple[Finding, ...]:
-    """Return a note for each line of a file in which clang reports a wrong address space.
+    """Return a note for each error about address spaces that clang reports in a file.
 
     The kernels of a .metal file run with one memory for all address spaces, so a run cannot find these errors. This
     function only compiles the file, with separate address spaces. The errors become notes, not mistakes, because clang
-    also refuses valid code: calls of a member function of an object outside the address space `thread`.
+    also refuses valid code: it lets no member function be called if the object is outside the address space `thread`.
     """
     text = place_threadgroup_memory(file.read_text(encoding="utf-8", errors="replace"))
     head = f'#include <msl/all.h>\n#line 1 "{file.name}"\n'

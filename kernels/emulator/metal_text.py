@@ -31,7 +31,7 @@ class MetalParameter(NamedTuple):
     attribute: str  # for the role "attribute": the attribute's name, such as "thread_position_in_grid"
     declared: str  # the whole text of the type
     is_optional: bool = False  # whether the parameter exists only for some values of a function constant
-    is_tensor: bool = False  # whether the parameter is a tensor, which gets an array and its shape
+    is_tensor: bool = False  # whether the parameter is a tensor, made from an array and the array's shape
 
 
 _TENSOR = re.compile(r"(?:metal\s*::\s*)?tensor\s*<\s*(?P<element>[^,<>]+),.*>$", re.DOTALL)
@@ -40,7 +40,7 @@ _BRACKETS = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
 
 
 def parameters(kernel: str, listed: str) -> Iterator[MetalParameter]:
-    """Yield the parameters in the text of a kernel's parameter list.
+    """Parse the text of a kernel's parameter list, and yield the parameters.
 
     Buffers and threadgroup memory without an index get the lowest free index, in order.
 
@@ -89,7 +89,7 @@ def _separated(listed: str) -> Iterator[str]:
 
 
 def _split(parameter: str) -> tuple[str, dict[str, str]]:
-    """Return a parameter without its attributes, and the attributes with their arguments."""
+    """Return (the text of a parameter without attributes, {attribute: the text of its arguments})."""
     given = {
         one[1]: (one[2] or "").strip() for inside in _BRACKETS.findall(parameter) for one in _ATTRIBUTE.finditer(inside)
     }
@@ -97,7 +97,7 @@ def _split(parameter: str) -> tuple[str, dict[str, str]]:
 
 
 def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
-    """Return (name or "unnamed", type, whether it is a pointer or array, whether it is a reference) of a parameter."""
+    """Return a parameter's (name or "unnamed", type, whether a pointer or an array, whether a reference)."""
     written = declared.split("=")[0].strip()
     found = re.search(r"(\w+)\s*((?:\[[^\]]*\]\s*)*)$", f"{written} unnamed" if written[-1:] in "*&" else written)
     if found is None:
@@ -127,7 +127,7 @@ def type_names(text: str) -> list[str]:
     return sorted({name for name in found if name not in ("type", "value", "value_type")})
 
 
-# Matches the list in `f({x, y, z}, n)`, a vector of three elements. An element may be a call with arguments.
+# Matches the list `{x, y, z}` in `f({x, y, z}, n)`, which constructs a vector. An element of the list may be a call.
 _ITEM = r"(?:[^(){};,]|\((?:[^(){};]|\([^(){};]*\))*\))*"
 _LIST = re.compile(rf"(?<=[\w>]\()(\s*)\{{({_ITEM},{_ITEM},{_ITEM})\}}(?=\s*,)")
 
@@ -136,8 +136,8 @@ class Rewriter:
     """Rewrites the bodies of functions, so that C++ constructs and converts vectors as Metal does.
 
     If T is a vector type, a type parameter or an alias, `(T)x` becomes a conversion by value, and `T(a, b)` becomes a
-    call of `msl_construct<T>`. `int2 at(a, b);` becomes `int2 at = msl_construct<int2>(a, b);`. An argument `{x, y, z}`
-    becomes a call of `msl_list`.
+    call of `msl_construct<T>`. `int2 at(a, b);` becomes `int2 at = msl_construct<int2>(a, b);`. A first argument
+    `{x, y, z}` becomes a call of `msl_list`.
     """
 
     def __init__(self, text: str) -> None:
@@ -194,7 +194,7 @@ _NAMESPACE = re.compile(r"(?:inline\s+)?namespace\b[^()]*$|extern\s*$")
 
 
 def declarations(text: str) -> Iterator[Declaration]:
-    """Yield the declarations of preprocessed text in order, without those inside of functions."""
+    """Yield the declarations in preprocessed text in order, without declarations inside functions."""
     code = code_only(text, directives=False)
     scopes = [(-1, False)]
     start = position = parentheses = 0
@@ -276,7 +276,8 @@ def _normal(head: str) -> str:
     return " ".join(word for i, word in enumerate(words) if not (word == "const" and words[i - 1 : i] == ["const"]))
 
 
-# Headers of Metal's library. While a file is preprocessed, they are empty; msl/all.h, included later, replaces them.
+# The headers `metal_NAME` of Metal's library. While a file is preprocessed, empty files stand in for them; msl/all.h,
+# which is included later, has their declarations.
 _STANDARD = (
     "assert", "array", "atomic", "common", "compute", "cooperative_tensor", "extended_vector", "geometric", "graphics",
     "integer", "limits", "logging", "math", "matrix", "numeric", "pack", "packed", "quadgroup", "relational",
@@ -316,7 +317,7 @@ class MetalText:
     sources: dict[str, str]  # maps a file's name in findings (reports of bugs) to its text, also for included files
 
     def with_constants(self, values: dict[int, str]) -> str:
-        """Return the code with function constants. `values` maps the index of a constant to its value as C++ text.
+        """Return the code with definitions of the function constants. `values` maps indices to values, as C++ text.
 
         A kernel that uses a constant without a value cannot be loaded.
         """
@@ -420,8 +421,8 @@ def _parsed(text: str) -> tuple[dict[str, MetalFunction], tuple[FunctionConstant
     return functions, tuple(constants), _legal("".join([*pieces, text[last:]]))
 
 
-# Pragmas are removed, because the preprocessor leaves macros in them unexpanded, and clang would then find undefined
-# names. Pragmas have no effect on the CPU.
+# Matches pragmas, which are removed. The preprocessor does not expand macros in pragmas, so clang would find undefined
+# names there.
 _PRAGMA = re.compile(r"(?m)^[ \t]*#[ \t]*pragma\b.*$")
 # Matches `[[threadgroup(n)]]` at parameters of functions that are not kernels.
 _SLOT = re.compile(r"\[\[\s*threadgroup\s*\([^\]]*\)\s*\]\]")
@@ -434,7 +435,10 @@ _REFERENCE = re.compile(rf"\b((?:{'|'.join(_QUALIFIERS)})\s+)({_VECTOR})(?=\s*\(
 
 
 def _legal(text: str) -> str:
-    """For clang, remove pragmas and `[[threadgroup(n)]]`, replace `static_cast`, and append `f` to float literals."""
+    """Rewrite text that clang would refuse: pragmas, `[[threadgroup(n)]]`, `static_cast`, types such as `half2 (&x)`.
+
+    Also append `f` to floating-point literals.
+    """
     text = _REFERENCE.sub(r"\1__typeof__(\2)", text)
     return with_suffixes(_CAST.sub("metal::msl_static_cast", _SLOT.sub("", _PRAGMA.sub("", text))))
 
@@ -470,7 +474,7 @@ def _plain_lines(text: str) -> str:
 
 
 def _instantiated(head: str) -> tuple[str, str]:
-    """Return an instantiation's name, such as "softmax<float>", and the parameters that it repeats; "" for none."""
+    """Return an instantiation's (name, such as "softmax<float>"; text of its parameters, or "" if it has none)."""
     plain, listed = _plain(head).rstrip("; "), ""
     if plain.endswith(")"):  # the instantiation repeats the parameters
         opened = _opening(plain, "(", ")")

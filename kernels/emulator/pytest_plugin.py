@@ -1,4 +1,4 @@
-"""A pytest plugin that runs Metal kernels in the emulator: the fixture `emulated_metal`, the option `--emulate-metal`.
+"""A pytest plugin with a fixture, `emulated_metal`, and an option, `--emulate-metal`, that emulate Metal kernels.
 
 Load the plugin with `pytest -p mlx_engine.kernels.emulator.pytest_plugin`, or name this module in `pytest_plugins` of
 the topmost conftest.py. The fixture checks kernels that a test creates. For kernels that a module creates when it is

@@ -45,7 +45,7 @@ class _Row(NamedTuple):
 
 @lru_cache(4096)
 def line_at(library: Path, offset: int) -> Line | None:
-    """Return the line of the instruction at `offset` from the library's base address; None if it is unknown."""
+    """Return the line of the instruction at `offset` from the library's base address; None if the line is unknown."""
     try:
         data = _section(library.read_bytes(), b".debug_line")
     except (OSError, struct.error, IndexError):
@@ -205,7 +205,7 @@ _INSIDE = "expected an address inside; check the index, or guard it"
 
 
 def _bounds(failed: Failed) -> list[str]:
-    """Return the text of an access out of bounds, completely or in part, that the checks of the build "races" found."""
+    """Return the text of an access, completely or partly out of bounds, that the build "races" found."""
     report, region = failed.report, failed.nearest
     where, end = region.place(report.address), region.start + region.bytes
     if not distance(region, report.address):
@@ -234,7 +234,7 @@ def _not_written(failed: Failed) -> list[str]:
 
 
 def _lanes_apart(what: str, advice: str) -> Callable[[Failed], list[str]]:
-    """Return a function that describes a report of two lanes that are at different operations."""
+    """Return a function for `Kind.describe`: `what` happened, then two lanes and their operations, then `advice`."""
 
     def describe(failed: Failed) -> list[str]:
         lanes = (failed.report.lane, failed.site), (failed.report.other_lane, failed.other)
@@ -244,7 +244,7 @@ def _lanes_apart(what: str, advice: str) -> Callable[[Failed], list[str]]:
 
 
 def _returned(who: str, advice: str) -> Callable[[Failed], list[str]]:
-    """Return a function that describes a report of an operation that needs lanes or threads that have returned."""
+    """Return a function for `Kind.describe`: an operation needs lanes or threads (`who`) that have returned."""
     return lambda failed: [f"{failed.site}, but {failed.report.count} {who} have returned", failed.thread, advice]
 
 
@@ -304,8 +304,8 @@ def _impossible(failed: Failed) -> list[str]:
     ]
 
 
-# Maps each hazard to what the first and the second thread of the race did in this run. "read first": one thread
-# read memory that had no value yet, and only then the other thread wrote the value.
+# Maps each hazard to what the first and the second thread of the race did in this run. In the hazard with "read first",
+# the value should be written before it is read, but in this run the read was first.
 _HAZARDS = {
     "read after write": ("wrote", "read"),
     "read after write, read first": ("read", "wrote"),
@@ -553,12 +553,12 @@ class Failed:
 
     @property
     def undefined(self) -> str:
-        """For an operation that reads the value of a lane that takes no part in it, a description of this mistake."""
+        """A description of this mistake: an operation reads a value of a lane that takes no part in the operation."""
         return f"{self.site} reads lane {self.report.other_lane}, which takes no part in it: the value is undefined"
 
     @property
     def other(self) -> str:
-        """For threads at different operations, the second operation, with its line."""
+        """The second operation, with its line, if two threads are at different operations."""
         return self.at(self.report.other)
 
     @property

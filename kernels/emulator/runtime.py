@@ -74,7 +74,7 @@ class Site(ctypes.Structure):
 
 
 class Report(ctypes.Structure):
-    """A mistake or a note that the runtime reports of a dispatch (the run of a kernel over its grid)."""
+    """A mistake or a note of the runtime about a dispatch: one run of a kernel over its grid."""
 
     _fields_ = (
         ("kind", ctypes.c_int),
@@ -140,8 +140,8 @@ class Statistics(ctypes.Structure):
         barriers: barriers, counted once per thread.
         switches: switches between fibres; each fibre runs one thread of the grid.
         tensor_operations: operations on tensors, counted once per scope (a thread, SIMD-group or threadgroup).
-        undefined: description of the first shift operation (such as `simd_shuffle_down`) that read an inactive lane
-            and so returned NaN; None if no operation did.
+        undefined: description of the first shift operation (such as `simd_shuffle_down`) that returned NaN because it
+            read an inactive lane; None if no operation did this.
         notes: possible mistakes.
         writer: a note that names the last thread that wrote the byte at `Options.trace`; None if `trace` is 0.
     """
@@ -171,7 +171,7 @@ class Statistics(ctypes.Structure):
         return f"Statistics({', '.join(f'{name}={getattr(self, name):,}' for name in self.NAMES)})"
 
 
-# Only one dispatch runs at a time, because fibres, threadgroup memory and signal handlers are global.
+# The lock that a dispatch needs: fibres, threadgroup memory and signal handlers are global, so only one can run.
 turn = threading.RLock()
 
 

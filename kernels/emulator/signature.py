@@ -1,7 +1,7 @@
 """Generate the signature that MLX writes for a `metal_kernel`, from names, arrays and template arguments.
 
-The text equals the output of MLX's generator byte for byte; the tests compare both. As in MLX, a thread attribute, or a
-shape such as `x_shape`, becomes a parameter if its name occurs in the body, even in a comment; the header is ignored.
+The text equals the output of MLX's generator byte for byte; the tests compare both. As in MLX, thread attributes, and
+names such as `x_shape`, become parameters if they occur in the body, even in a comment. The header is not searched.
 
 Source: `write_signature` and `metal_kernel` in mlx/backend/common/metal_kernel.cpp,
 https://github.com/ml-explore/mlx/blob/846d17622/mlx/backend/common/metal_kernel.cpp
@@ -83,8 +83,8 @@ class Parameter(NamedTuple):
     declaration: str  # the text before the name, such as `const device float*`
     name: str
     role: str  # input, shape, strides, ndim, output
-    place: int  # the index of this input or output
-    dtype: str  # the dtype of this input or output
+    place: int  # the index of the input or of the output in its list
+    dtype: str  # the dtype of the input or of the output
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,13 @@ _CAST = re.compile(r"\*\s*(?:const\s*)?\)|_cast\s*<")
 
 @cache
 def casts_pointers(text: str) -> bool:
-    """Return whether the text may cast pointers: an access may then need more alignment than an array's elements."""
+    """Return whether the text may cast pointers. An access may then need a larger alignment than the array's type."""
     return _CAST.search(code_only(text)) is not None
 
 
 _LARGEST = re.compile(r"\b(?:simd_|quad_|f)(?:max|min)\s*\(")
 _FLOAT = re.compile(r"\b(?:float|half|bfloat|float16_t|bfloat16_t|T)[234]?\b[\s*&]*(\w+)")
-# Matches a comparison, max, min or clamp of a variable or array element whose name is one of NAMES.
+# Matches a comparison, max, min or clamp of a variable or array whose name is one of NAMES, a placeholder.
 _COMPARED = r"""
     (?:NAMES)\b(?:\[[^\]]*\])*\s*(?:[<>=!]=|[<>](?![<>]))
     | (?<![<>-])(?:[<>=!]=|[<>])\s*(?:NAMES)\b(?!\s*>)

@@ -1,4 +1,4 @@
-"""The arrays of an `Experiment`: parse descriptions such as "float16 V K", compute shapes, generate random values."""
+"""Parse descriptions of a kernel's arrays, such as "float16 V K"; compute shapes, and generate random values."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ Sizes = Mapping[str, int]
 
 FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-# The name of the type parameter in a kernel's text. A check runs the kernel with T as float32 and as float16.
+# The name of the type parameter in a kernel's text. By default, a check runs the kernel with T as float32 and float16.
 CHOSEN = "T"
-# Maps each quantised type that a kernel gets as two arrays, packed quants and scales, to its layout.
+# Matrices of these quantised types are two arrays in a kernel: packed quants, and scales. Maps each type to its layout.
 SPLIT = {
     layout.name.lower(): layout
     for layout in (
@@ -46,7 +46,8 @@ SPLIT = {
         *(affine_layout(*of) for of in product(KINDS, GROUPS, DTYPES)),
     )
 }  # fmt: skip
-# Maps each quantised type that a kernel gets as one array of a file's blocks to (dtype of a block, weights per block).
+# Matrices of these quantised types are one array in a kernel: the blocks of a file. Maps each type to (dtype of a
+# block, weights per block).
 AS_BLOCKS: dict[str, tuple[np.dtype[np.void], int]] = {
     **{name: (getattr(blocks, name.upper()), 32) for name in ("q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")},
     **{name: (getattr(blocks, name.upper()), 256) for name in ("q2_k", "q3_k", "q5_k", "iq4_xs")},
@@ -70,7 +71,7 @@ class Axis:
 
     text: str
     base: str
-    factors: tuple[tuple[str, int], ...]
+    factors: tuple[tuple[str, int], ...]  # ("*" or "/", number)
 
     @property
     def name(self) -> str | None:
@@ -159,8 +160,8 @@ _TIED = (-1.0, 0.25, 0.5, 2.0)
 def random_values(array: Array, shape: tuple[int, ...], rng: np.random.Generator, *, tied: bool = False) -> Any:
     """Return random test values: normally distributed floats, small integers, bools, or a matrix with random quants.
 
-    Floats have the mean 0.25, not 0: if the terms of a sum cancelled, a missing term could change the sum by less than
-    the error bound. With `tied`, floats instead have only a few distinct values.
+    Floats have the mean 0.25, not 0: with the mean 0, the sum of several terms could be so close to 0 that a kernel
+    that omits these terms would pass. With `tied`, floats instead have only a few distinct values.
     """
     if array.type == "q8_0":
         made = np.empty((shape[0], shape[1] // BLOCK), blocks.Q8_0)

@@ -26,8 +26,8 @@ from .check import EPSILON, compare
 from .experiment import Experiment
 from .run import counted, promise, run
 
-# If the inputs have more elements, results are not compared with the float64 reference, because computing the reference
-# would take longer than the measurement.
+# If the inputs have more elements than this, results are not compared with the float64 reference: computing the
+# reference would take longer than the measurement.
 MOST_CHECKED = 1 << 25
 
 
@@ -181,8 +181,8 @@ def stock_product(
     """If the experiment is `y (..., N) = x (..., K) @ w (N, K).T` with `w` in Q8_0, return a function, else None.
 
     The function takes the inputs of a launch, and returns a second function, without parameters, which computes the
-    product with MLX. The first function converts scales and biases to the type of x, because otherwise MLX converts
-    them in each call.
+    product with MLX. The first function makes scales and biases of the type of x, because otherwise MLX
+    would convert them in each call.
     """
     given, made = experiment.arrays
     matrices = [array for array in given if array.type == "q8_0"]
@@ -232,8 +232,9 @@ def _counts(experiment: Experiment, launch: Launch, sizes: Sizes, shape: str, wr
 
 # ---- timing with cold caches: consecutive launches read different memory ----
 
-# A launch's inputs and their copies should together have at least this number of bytes, more than the caches of any
-# chip hold. Then a set of inputs is in no cache when a launch reads the set again.
+# The inputs of a launch are copied until all sets of inputs together have this number of bytes, or there are
+# `MOST_LAUNCHES` sets. The caches of any chip hold less. So if this number is reached, a set of inputs is in no cache
+# when a launch reads the set again.
 COLD_BYTES = 256 << 20
 # The smallest and largest number of launches per sample. Fewer launches would not hide the time to submit the first
 # one. More launches could need more copies of the inputs, and copying takes time.
@@ -249,7 +250,10 @@ def nbytes(launch: Launch) -> int:
 
 
 def cold_inputs(inputs: Sequence[mx.array]) -> list[list[mx.array]]:
-    """Return `inputs` and one or more copies: at least `COLD_BYTES` bytes, but at most `MOST_LAUNCHES` sets."""
+    """Return a list of `inputs` and copies of `inputs`, in all at least two sets and at most `MOST_LAUNCHES`.
+
+    Within these limits, make enough copies that the sets together have `COLD_BYTES` bytes.
+    """
     read = sum(x.nbytes for x in inputs)
     copies = min(max(-(-COLD_BYTES // max(read, 1)), 2), MOST_LAUNCHES)
     return [list(inputs), *([copy_of(x) for x in inputs] for _ in range(copies - 1))]

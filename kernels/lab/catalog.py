@@ -36,7 +36,7 @@ _ANY = "K a multiple of 32, any number of vectors"
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
 _HALF = "K a multiple of 32, any number of vectors of float16 or bfloat16"
 _SUM = "epsilons of sum |w||x|"
-# For kernels with this unit, the reference computes an error bound for each element; `About.bound` is a factor of it.
+# For kernels with this unit, the reference computes an error bound for each element, which `About.bound` multiplies.
 _CARRIED = "the reference's bound"
 # Maps the name of each kernel to its `About`. The kernels of the ladder (kernels of the same product, from slow to
 # fast) come first.
@@ -103,7 +103,7 @@ class Entry:
 
     @cached_property
     def n_cases(self) -> int:
-        """The number of launches of a check."""
+        """The number of launches that `cases` returns."""
         return len(cases(self.name))
 
     def cases(self) -> list[Case]:
@@ -113,8 +113,8 @@ class Entry:
     def typical(self) -> Launch:
         """Return the launch with the most input elements.
 
-        MLX passes arrays of under 8 elements in `constant` memory, and larger arrays, such as those of models, in
-        `device` memory.
+        Launches with small inputs are not typical: MLX passes arrays of under 8 elements in `constant` memory, and
+        larger arrays, such as those of models, in `device` memory.
         """
         return max((case.launch() for case in cases(self.name)), key=lambda launch: sum(x.size for x in launch.inputs))
 

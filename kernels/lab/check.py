@@ -61,7 +61,7 @@ class Verdict:
 
     Attributes:
         shapes: number of shapes that were run.
-        runs: number of runs, with all shapes, seeds and builds.
+        runs: number of runs of the kernel; a shape runs several times, with different seeds and builds.
         worst: the largest error found, in the unit of `bound`.
         bound: the largest accepted error. For an experiment, the unit is a float32 epsilon (2^-23) times
             `Experiment.magnitude`.
@@ -250,7 +250,7 @@ def _shown(name: str, given: Progress | None) -> Iterator[Progress | None]:
 def cases_of(
     experiment: Experiment, sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None, dtypes: Sequence[str]
 ) -> list[Case]:
-    """Return a case per shape and type, the smallest first. If the kernel compares numbers, add cases with ties."""
+    """Return a case per shape and type, the smallest first. For kernels that compare numbers, add cases with ties."""
     unknown = [dtype for dtype in dtypes if dtype not in FLOATS]
     if unknown or isinstance(dtypes, str):
         raise ValueError(f"check {experiment.name}: expected dtypes, a list of {', '.join(FLOATS)}, found {dtypes!r}")
@@ -357,7 +357,7 @@ def compile_cases(cases: Sequence[Case], orders: Orders) -> float:
     The code is not optimised: for a few runs on small arrays, optimisation would take longer than it saves.
     """
     started = time.perf_counter()
-    # Ignore errors of compilation here: a case that does not compile raises the same error when it runs.
+    # Ignore compilation errors here: a case that does not compile raises the same error when it runs.
     with suppress(EmulatorError):
         prepare((case.launch for case in cases), orders.builds, suffixes=orders.suffixes, optimize=False)
     return time.perf_counter() - started
@@ -451,7 +451,7 @@ def _causes(
 
 
 class Wrong(NamedTuple):
-    """A wrong element of an output, and a description."""
+    """A wrong element: the name of its output, its index (`at`), and a description."""
 
     output: str
     at: tuple[int, ...]

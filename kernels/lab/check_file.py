@@ -29,12 +29,12 @@ class FileReport:
     """The result of the check of a file.
 
     Attributes:
-        calls: maps each called kernel of `mx.fast.metal_kernel` to its number of calls without a mistake.
+        calls: maps each kernel made by `mx.fast.metal_kernel` to the number of its calls without a mistake.
         verdicts: the results of the file's experiments.
-        compiled: maps each kernel of a .metal file to the names of the other instantiations of its template, which were
-            not compiled. The map has only the kernels that compile in every build.
-        findings: the mistakes as text, including errors that the program caught with `except`. An error or a non-zero
-            exit status that ended the program is also a finding; its text begins with the file and line that raised it.
+        compiled: the kernels of a .metal file that compile in every build of the emulator. Maps each kernel to the
+            names of the other instantiations of its template, which are not compiled.
+        findings: the mistakes as text, including errors that the program caught with `except`. The error or non-zero
+            exit status that ended the program is listed as "FILE:LINE: error".
         uncalled: kernels that were created but not called. If a kernel did not compile, or the program had a mistake,
             the list is empty, because the program may have ended before it called all kernels.
         notes: maps the name of a kernel, or of the .metal file, to its possible mistakes.
@@ -90,8 +90,9 @@ def check_file(
     The kernels of a .metal file are compiled in every build of the emulator. To run these kernels with arrays, pass a
     Python file with `MetalExperiment` objects as the first of `arguments`. The Python program gets the other arguments.
 
-    By default, `orders` has the seeds 0 and 1. Files that a .metal file names with `#include "..."` are searched for in
-    the folder of the .metal file, and in `folders`.
+    `orders` has the orders of threads (by default those of the seeds 0 and 1), and the emulator's builds and switches.
+    Files that a .metal file names with `#include "..."` are searched for in the folder of the .metal file, and in
+    `folders`.
 
     Raises:
         FileNotFoundError: there is no such file, or the first argument after a .metal file is not a Python file.

@@ -57,10 +57,10 @@ class Experiment:
         source: the body of the kernel in the Metal Shading Language; MLX generates the signature.
         inputs, outputs: map the names of arrays to their descriptions.
         reference: NumPy function that returns the expected output for float64 inputs; a tuple for several outputs.
-        threads: function that returns the number of threads in each direction; it is rounded up to whole threadgroups.
+        threads: function that returns the threads in each direction; these are rounded up to whole threadgroups.
         threadgroup: threads of a threadgroup in each direction.
         constants: maps names in the kernel's text to the ints and bools for which they stand.
-        header: text before the kernel, for functions.
+        header: text before the kernel, such as functions that the kernel calls.
         data: function that returns a dict of the inputs that must not be random.
         magnitude: function that returns the scale of errors for each element of an output; for a matrix product, this
             is the product of `abs(x)` and `abs(w)`. The default is the largest absolute number of the expected output.
@@ -73,9 +73,9 @@ class Experiment:
         suffixes: whether floating-point literals must have a suffix, as CUDA requires.
         sizes: default of the argument `sizes` of `check`; if both are None, `ragged` chooses shapes.
         least: smallest sizes of axes, if larger than 1, such as {"N": 4}.
-        ties: whether a kernel that compares numbers is also checked with inputs that have many equal numbers. The
-            kernel must then choose the same one of several equal numbers as the reference. Set `ties` to False if the
-            kernel may choose any of them.
+        ties: whether a kernel that compares numbers is also checked with inputs that have many equal numbers. Among
+            equal numbers, the kernel must then choose the one that the reference chooses. Set `ties` to False if the
+            kernel may choose any of the equal numbers.
 
     Raises:
         ValueError: the definition has a mistake.
@@ -222,10 +222,10 @@ class Experiment:
     def launch(
         self, sizes: Sizes, dtype: str = "float32", seed: int = 0, *, tied: bool = False
     ) -> tuple[Launch, dict[str, NDArray[Any]]]:
-        """Return a launch, and its inputs for the reference, as float64, int64 or bool.
+        """Return a launch, and a dict of its inputs in float64, int64 or bool, for the reference.
 
         Inputs that `data` does not return are random. With `tied`, random floats have only a few distinct values. Raise
-        ValueError if a size is missing, too small or not a required multiple, or if a function's result is invalid.
+        ValueError if a size is missing, too small or not divisible as required, or a function's result is invalid.
         """
         self._check(sizes)
         known = {**sizes, **self.constants}
@@ -320,8 +320,8 @@ def _tuple(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-# ---- checks of arguments, before anything is compiled ----
-# Each function raises ValueError with one line: the place, the expected and the found value.
+# ---- checks of an experiment's fields and of a check's arguments, before anything is compiled ----
+# Each function raises ValueError with one line: the kernel or its field, what was expected, and what was found.
 
 
 def check_names(kernel: str, names: Sequence[str]) -> None:
@@ -363,7 +363,7 @@ def check_threadgroup(kernel: str, threadgroup: Any) -> Size:
 
 
 def three(size: Any, where: str, *, least: int = 1) -> Size:
-    """Return `size`, a whole number or a list of one to three, as three numbers; the missing ones are 1."""
+    """Return `size` as three numbers: it is a whole number, or a list of one to three; missing numbers become 1."""
     given = size if isinstance(size, tuple | list) else (size,)
     try:
         whole = [index(n) for n in given]

@@ -2,7 +2,8 @@
 
 The *ladder* is a list of kernels for the same product with a Q8_0 matrix, from slow to fast. Kernels that take a
 `Tuning` (rows per lane, SIMD-groups per threadgroup) are measured with every tuning, and MLX's own product is measured
-for comparison. `climb_prompts` measures the two kernels for products with prompts, and `climb_attention` attention.
+for comparison. `climb` measures the ladder. `climb_prompts` measures the two kernels for products with prompts.
+`climb_attention` measures the attention of a prompt.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def products(
 def climb(
     every: Sequence[Product], executor: ExecutorName, vectors: int = 1, tunings: Sequence[Tuning] = TUNINGS
 ) -> Iterator[Row]:
-    """Yield one result per product and kernel: the measured time, or in the emulator, operation counts.
+    """Yield one result per product and kernel: on a GPU, the measured time; in the emulator, operation counts.
 
     Fused kernels get the matrices of a product separately; other kernels and MLX get them joined into one matrix.
     """
@@ -89,17 +90,18 @@ def climb(
 # Tokens of a prompt: PROMPT on a GPU, COUNTED in the emulator, where more tokens would take minutes.
 PROMPT, COUNTED = 512, 64
 ATTENTION = "mx.fast.scaled_dot_product_attention"
-# The types of weights in MLX's arrays that `climb_prompts` measures. Maps each name to (bits, group size).
+# Maps each type of weights to (bits, group size). `climb_prompts` measures these types in MLX's arrays.
 GROUPED = {"Q8_0 in MLX's arrays": (8, 32), "affine, 4 bits, groups of 64": (4, 64)}
 DTYPES = (mx.float16, mx.bfloat16)
 
 
 def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[Row]:
-    """Yield results for a prompt, one for each product of a layer, type of weights, type of activations and kernel.
+    """Multiply a prompt: yield one result per product of a layer, type of weights, type of activations and kernel.
 
     On a GPU, a result has the time and the operations per second, or the error if the GPU refuses the kernel: for
     example, older versions of macOS have no `matmul2d`. In the emulator, a result has operation counts, and only one
-    type of weights and one type of activations run. The head is left out, because a prompt needs one row of logits.
+    type of weights and one type of activations run. The head is left out, because a prompt needs only one row of
+    logits.
     """
     emulated = executor == "emulator"
     vectors = COUNTED if emulated else PROMPT
@@ -124,7 +126,10 @@ def climb_prompts(every: Sequence[Product], executor: ExecutorName) -> Iterator[
 
 
 def climb_attention(*, n_heads: int, n_kv_heads: int, head_dim: int, executor: ExecutorName) -> Iterator[Row]:
-    """Yield the times of a prompt's attention, MLX's for each type, our kernel's for float32; none in the emulator."""
+    """Measure the attention of a prompt: yield MLX's time for each type of activations, and our kernel's for float32.
+
+    In the emulator, yield nothing.
+    """
     if executor == "emulator":
         return
     rng, T = np.random.default_rng(0), PROMPT
@@ -193,7 +198,7 @@ def _planned(call: Call) -> Launch:
 
 
 def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
-    """Return a launch per tuning. Skip tunings that spread the SIMD-groups of a row over several threadgroups."""
+    """Return a launch per tuning. Skip tunings that put SIMD-groups that share a row into several threadgroups."""
     launches = []
     for tuning in tunings:
         try:
@@ -204,7 +209,7 @@ def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
 
 
 def _measured(launches: list[Launch], executor: ExecutorName) -> Row:
-    """Return the parameters and time of the fastest launch, and under "tried" those of every launch.
+    """Return the parameters and the time of the fastest launch; under "tried", those of every launch, if several.
 
     In the emulator, return the parameters and the operation counts of the first launch.
     """
@@ -218,13 +223,13 @@ def _measured(launches: list[Launch], executor: ExecutorName) -> Row:
 
 
 def _parameters(launch: Launch) -> Row:
-    """Return the kernel's parameters among R (rows per lane), NSG and KS (SIMD-groups per threadgroup and per row)."""
+    """Return the kernel's parameters among R (rows per lane), NSG (SIMD-groups per threadgroup) and KS (per row)."""
     template = dict(launch.template)
     return {name: template[name] for name in ("R", "NSG", "KS") if name in template}
 
 
 def _stock(x: mx.array, weight: Q8_0Matrix) -> Row:
-    """Measure MLX's product with the same weights.
+    """Return the time and the rate of MLX's product with the same weights.
 
     With float32 scales and biases, MLX reads 40 bytes per 32 weights. The rate counts only the 34 bytes of Q8_0, as for
     our kernels, so that equal rates mean equal times.

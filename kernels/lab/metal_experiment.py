@@ -93,8 +93,9 @@ Buffers = Mapping[int, Any]
 class MetalExperiment:
     """A kernel of a .metal file with everything needed to run and check it in the emulator.
 
-    The functions below are called with the values that their parameters name: sizes; for `buffers` also `rng`, a random
-    generator; for `reference` also `buffers`, a dict of the buffers by index, with floats as float64.
+    Each parameter of a function below has the name of a size, and gets its value. A parameter `rng` of the function
+    `buffers` gets a random generator. A parameter `buffers` of `reference` gets a dict of the buffers by index, with
+    floats as float64.
 
     Attributes:
         file: the .metal file.
@@ -110,8 +111,7 @@ class MetalExperiment:
         include: folders for `#include`.
         bound: the largest accepted error, as a multiple of float32's epsilon times the largest absolute number of the
             expected output. If the output's type is shorter than float32, its rounding error is accepted in addition.
-        lanes: "all" if all lanes must take part in SIMD-group operations; "active" if only active lanes
-            must, as in Metal.
+        lanes: "all" if all lanes must take part in SIMD-group operations; "active" if not, as in Metal.
         layout: which thread holds which elements of cooperative tensors: with "any", the seed decides; "m5" is the
             layout of an M5, for kernels that run only on an M5.
 
@@ -196,7 +196,7 @@ class MetalExperiment:
 
 
 def call(value: Any, known: Mapping[str, Any]) -> Any:
-    """If `value` is a function, return its result for the items of `known` that its parameters name; else `value`."""
+    """Return `value`; if it is a function, return its result for the values in `known` that its parameters name."""
     if not callable(value):
         return value
     return value(**{name: known[name] for name in check_parameters(value, list(known), "")})

@@ -22,7 +22,7 @@ from .metal_experiment import MetalLaunch
 # The default builds. "spaces" checks bounds and barriers, "undefined" checks these and undefined behaviour,
 # "races" checks data races.
 BUILDS = ("spaces", "undefined", "races")
-# The builds to use without optimisation. "spaces" is left out: "undefined" makes the same checks, and more.
+# The builds to use without optimisation. "spaces" is left out, because "undefined" then differs only by more checks.
 UNOPTIMIZED_BUILDS = BUILDS[1:]
 # Seeds of the order of threads: 0 is ascending, 1 descending, larger seeds shuffle the threads.
 SEEDS = (0, 1, 2)
@@ -63,7 +63,7 @@ def statistics_of(launch: Launch | MetalLaunch) -> Statistics:
 
 
 def notes_of(launch: Launch | MetalLaunch) -> tuple[Finding, ...]:
-    """Return the notes (possible mistakes) of the kernel's last emulated run; for a `Launch`, also about its text."""
+    """Return the notes (possible mistakes) of the kernel's last emulated run; for a `Launch`, add those on its text."""
     of_text = () if isinstance(launch, MetalLaunch) else emulated(launch.kernel).notes
     return (*of_text, *statistics_of(launch).notes)
 

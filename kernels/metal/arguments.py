@@ -13,10 +13,11 @@ ACTIVATIONS = (mx.float16, mx.float32)
 
 
 def vectors(kernel: str, x: mx.array, n_columns: int, *also: mx.Dtype) -> int:
-    """Return V, the number of vectors. Raise ValueError unless x is (V, n_columns) of `ACTIVATIONS` or `also`.
+    """Return V, the number of vectors; raise ValueError unless x is (V, n_columns) of one of the accepted types.
 
-    Kernels load x in 16-byte words, but MLX does not report an array's address, so alignment is not checked. Arrays
-    that MLX allocated, and views of whole rows, are aligned; the caller must copy a view that begins inside a row.
+    The accepted types are `ACTIVATIONS` and `also`. Kernels load up to 16 bytes of x at once, but MLX does not report
+    an array's address, so alignment is not checked. Arrays that MLX allocated, and views of whole rows, are aligned;
+    the caller must copy a view that begins inside a row.
     """
     if x.ndim != 2 or x.shape[1] != n_columns or x.dtype not in (*ACTIVATIONS, *also) or x.shape[0] < 1:
         first, *rest = map(word, (*also, *ACTIVATIONS))
@@ -57,7 +58,7 @@ def q8_0(kernel: str, weight: StoredMatrix) -> None:
 
 
 def same(kernel: str, name: str, found: int, expected: int) -> None:
-    """Raise ValueError if `found` differs from `expected`; `name` is what is counted, such as "columns of k"."""
+    """Raise ValueError if the number `found` differs from `expected`; `name` is its unit, such as "columns of k"."""
     if found != expected:
         raise ValueError(f"{kernel}: expected {expected} {name}, found {found}")
 

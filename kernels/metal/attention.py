@@ -1,21 +1,22 @@
 """Softmax attention over pages of keys and values, which are read without copying them.
 
 A row is one query token. A threadgroup computes one row for several query heads that share a KV head, so that each key
-is read once for all of them. The bits of a row depend only on its queries and on the keys and values that it attends
-to, not on the other rows and sequences of a launch or on pages, because the order of summation is fixed:
+is read once for all of them. A sink is one more score of a query head, without a value. Because the order of summation
+is fixed, the bits of a row depend only on its queries and sinks, and on the keys and values that it attends to. They do
+not depend on pages, or on the other rows and sequences of a launch. The order is:
 
     Keys are cut into blocks of 32, counted from position 0. Each SIMD-group computes a chain of every eighth block:
     block b belongs to chain b % 8. A chain has four streams (partial sums), or two if heads are wider than 256; key k
     of a block is added to stream k % 4, or k % 2.
-    A score is a dot product times the scale, limited by the soft cap if there is one, and then times log2(e). The dot
-    product is cut into 8 parts, or into 16 if the head is wider than 256. Each part is summed sequentially, and the
-    parts are added pairwise, as a binary tree.
+    A score is a dot product times the scale, limited by the soft cap if there is one, and then times log2(e). The terms
+    of the dot product are divided among 8 parts, or 16 if the head is wider than 256 (`load_head` in heads.h.metal).
+    Each part is summed sequentially, and the parts are added pairwise, as a binary tree.
     The weight of a key is 2**(score - m), where m is the chain's largest score so far. A chain processes its blocks
     sequentially; if a block increases m, the sums so far are first multiplied by 2**(old m - new m). In a block, each
     stream adds the weighted values of its keys sequentially to its sum of values. It adds the weights of these keys to
     each other sequentially, and then their total to its sum of weights.
     At the end, the streams of a chain are added pairwise. Then the chains are added in ascending order, each
-    multiplied by 2**(m - M), where M is the largest score, including the sink. The result is divided by the sum of the
+    multiplied by 2**(m - M), where M is the largest of all scores and the sink. The result is divided by the sum of the
     weights, to which the sink's weight is added last.
 
 A masked key (in a block, but not attended to) has the weight 0, which changes no bit. The running sum is rescaled as in
@@ -42,9 +43,9 @@ CHAINS = 8
 # counts as 64. With more heads, keys would be read less often, but queries and sums would need more registers than a
 # thread has.
 MOST_NUMBERS = 256
-# A thread has one part of each head. A head of at most NARROW elements is cut into eight parts, a wider head into 16,
-# so that the queries and sums of a part fit into the thread's registers. The sums of the widest head take 18 KiB of the
-# 32 KiB of threadgroup memory.
+# A thread has one part of each head. A head of at most NARROW elements is divided into eight parts, a wider head into
+# 16, so that the queries and sums of a part fit into the thread's registers. The sums of the widest head take 18 KiB of
+# the 32 KiB of threadgroup memory.
 NARROW, WIDEST_HEAD = 256, 576
 
 
@@ -89,13 +90,13 @@ def attention(
         pages: (B, P) int32, the first slot of each page of a sequence: page i has positions
             [i * page, (i + 1) * page). Entries of pages that no row attends to are never read.
         owner: (R,) int32, the sequence of each row.
-        position: (R,) int32, from 0 on: a row attends to positions up to its own.
+        position: (R,) int32, the position of each row, from 0 on; a row attends to positions up to this one.
         page: positions per page.
         window: number of latest positions that a row attends to, including its own; 0 for no limit. A window of -C
             limits a row to its chunk, where chunk i has positions [i * C, (i + 1) * C).
         scale: factor of the scores.
         softcap: the scores become `softcap * tanh(score / softcap)`; None for no soft cap.
-        sinks: (H,) float32, one more score for each query head, without a value; None for no sinks.
+        sinks: (H,) float32, the sink of each query head; None for no sinks.
 
     Returns:
         (R, H, E) float32. `reference` has the error bound. Entries of `pages`, `owner` and `position` are in GPU
@@ -161,11 +162,11 @@ def reference(
 ) -> Expected:
     """Return the expected result in float64, with the error bound.
 
-    A score has `PRODUCT` roundings of a dot product and 2 of the scale, relative to the sum of its absolute terms. The
-    absolute error of a score is the relative error of its key's weight, and counts twice, because weights are in the
-    numerator and the denominator. Powers, sums and the division add 16 roundings. A soft cap does not amplify errors,
-    but adds 8 roundings relative to the capped score. If a sink is larger than all scores, the difference between score
-    and sink is rounded as well.
+    A score has `PRODUCT` roundings of a dot product and 2 of the scale, relative to the sum of its terms' absolute
+    values. The absolute error of a score is the relative error of its key's weight, and counts twice, because weights
+    are in the numerator and the denominator. Powers, sums and the division add 16 roundings. A soft cap does not
+    amplify errors, but adds 8 roundings relative to the capped score. If a sink is larger than all scores, the
+    difference between score and sink is rounded as well.
     """
     queries, table = wide(q), np.array(pages)
     wide_store = _q8_0(np.array(store)) if store.dtype == mx.uint8 else wide(store.astype(mx.float32))
@@ -200,7 +201,7 @@ def _q8_0(store: np.ndarray) -> np.ndarray:
 
 
 def _sizes(q: mx.array, store: mx.array, page: int, window: int) -> tuple[int, int, int, int]:
-    """Check the axes of q and the store; return R, H, G and E."""
+    """Check `page` and the axes of q and the store; return R, H, G and E."""
     if q.ndim != 3 or not q.shape[0] or not fits(q.shape[2]):
         raise ValueError(
             f"attention: expected q (R, H, E) with E a multiple of 8 from 8 to {NARROW}, or of 64 to {WIDEST_HEAD}, "

@@ -2,8 +2,8 @@
 
 The tests run some cases of each kernel; the command `kernels check` runs all cases, on any executor. The sizes include
 the edge cases: one row, odd numbers of rows, one block, rows that end inside the 128 columns that a SIMD-group reads at
-once, one to many vectors x, of all types, and widths that are summed in one, two and four segments of columns
-(`products.h.metal`).
+once, and rows whose columns are summed in one, two and four segments (`products.h.metal`). There are one to many
+vectors x, of all types.
 """
 
 from __future__ import annotations
@@ -384,7 +384,7 @@ def _gated(activation: str, types: Sequence[str] = (Q8_0, Q8_0)) -> Callable[...
 
 
 def _ready(make: Callable[..., Arguments]) -> Callable[..., Arguments]:
-    """Return a function that returns the result of `make`, followed by random `factors` (an output of `norm_rows`)."""
+    """Return a function that returns the arguments from `make`, and random `factors` (an output of `norm_rows`)."""
 
     def ready(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
         return *make(rng, N, K, V, dtype), mx.abs(numbers(rng, (V,), mean=1))
@@ -397,7 +397,7 @@ def _whole(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Argu
 
 
 def _floats(N: int, K: int, V: int, _: str) -> Case:
-    # A lane loads 16 columns at a time, so some K are not multiples of 16.
+    # Make some K no multiples of 16, because a lane loads 16 columns at a time, and must not load any beyond K.
     K -= (0, 1, 7, 12, 24)[N % 5]
 
     def make(rng: np.random.Generator) -> Arguments:
@@ -412,7 +412,8 @@ def paged(
 ) -> Arguments:  # fmt: skip
     """Return (q, store, pages, owner, position) for `attention`. Pages are in random order; unused slots are NaN.
 
-    `heads` is (H, G, E). Sequence b has `lengths[b]` cached tokens, and queries at `positions[b]`.
+    `heads` is (H, G, E). Sequence b has `lengths[b]` cached tokens, and queries at `positions[b]`. If `arrays` is 1,
+    the keys are also the values.
     """
     H, G, E = heads
     held = [-(-length // page) for length in lengths]

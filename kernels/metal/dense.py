@@ -1,7 +1,8 @@
 """Multiply by a float32 matrix that is not quantised, in the order of summation of the kernels for quantised weights.
 
-MLX chooses its own float kernel by the shape of x, so in its products, the bits of a row depend on the number of rows.
-For prompts, the kernel of this module is slower than MLX's kernels, because it does not use matrix units.
+MLX has several kernels for such products and chooses one by the shape of x, so the bits of a row of its result depend
+on the number of rows. For prompts, the kernel of this module is slower than MLX's kernels, because it does not use
+matrix units.
 """
 
 from __future__ import annotations

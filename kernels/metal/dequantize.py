@@ -24,7 +24,7 @@ def grid(n_weights: int) -> tuple[Size, Size]:
 
 
 def dequantize(weight: StoredMatrix, dtype: mx.Dtype = mx.float32) -> mx.array:
-    """Return the weights (N, K) in float32, as the format defines them, or rounded from float32 to float16.
+    """Return the weights (N, K): in float32, as the format defines them; or in float16, rounded from float32.
 
     Raises:
         ValueError: `dtype` is neither float32 nor float16.

@@ -50,7 +50,7 @@ def embed_rows(table: StoredMatrix, ids: mx.array) -> mx.array:
 
 
 def reference(table: StoredMatrix, ids: mx.array) -> Expected:
-    """Return the expected rows; those of the kernel must be bit-identical."""
+    """Return the expected rows; the kernel's rows must be bit-identical."""
     wanted = np.array(ids)
     known = (wanted >= 0) & (wanted < table.shape[0])
     rows = np.where(known[:, None], expanded(table)[np.where(known, wanted, 0)], np.nan)

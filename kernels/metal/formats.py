@@ -75,7 +75,7 @@ def split_q8_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> Q8_0Matrix:
 
 
 def joined(matrix: Q8_0Matrix) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Return the quants (N, K) and scales (N, K / 32) of a matrix in NumPy, for tests."""
+    """Return the quants (N, K) and scales (N, K / 32) of a matrix as NumPy arrays, for tests."""
     quants = np.array(matrix.wq).view(np.uint8) ^ np.uint8(0x80)
     return quants.view(np.int8), np.array(matrix.ws)
 

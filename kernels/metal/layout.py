@@ -1,17 +1,17 @@
 """The layout of quantised matrices in GPU memory: an array of packed quants and an array of scales (`StoredMatrix`).
 
-In a file, each block contains its scales and its quants, so quants are not aligned for loads of several words. Split
-into two arrays, a matrix takes the same memory, and a SIMD-group reads consecutive aligned quants. Quants are unsigned
-and in MLX's order, the first in the lowest bits of a uint32. So for most types, `mx.quantized_matmul` accepts these
-quants; it is the fallback for a GPU that refuses our kernels.
+In a file, each block contains its scales and its quants, so quants are not aligned for loads of several uint32. As two
+arrays, a matrix takes the same memory, and a SIMD-group reads consecutive aligned quants. Quants are unsigned and in
+MLX's order, the first in the lowest bits of a uint32. So for most types, `mx.quantized_matmul` accepts these quants; it
+is the fallback for a GPU that refuses our kernels.
 
 Kernels read sixteen weights at a time, with a function from the header of the type, such as `q4_0.h.metal`. A new type
 needs such a header, listed in `HEADERS` (kernels/kernel.py); a number, in this file and in `sixteen.h.metal`; a
 `Layout`, in `formats.py`; and a function that repacks a file's bytes, also in `formats.py`. Kernels compute with
-exactly the weights that the format defines, in float32; only the two prompt kernels (`prompt_product.py`) may round
-weights to 16 bits. In types without an offset (`scale * q`), the sum of sixteen products of quants and inputs is
-scaled, which needs fewer roundings. In types with an offset (`scale * q + bias`), each weight is computed before it is
-multiplied.
+exactly the weights that the format defines, in float32; only the two prompt kernels (`prompt_product.py` and
+`prompt_product_tensors.py`) may round weights to 16 bits. For types without an offset (`scale * q`), kernels multiply
+the sum of sixteen products of quants and inputs by the scale, which needs fewer roundings. For types with an offset
+(`scale * q + bias`), they compute each weight before they multiply it by an input.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 # The number of columns K of every quantised matrix is a multiple of BLOCK.
 BLOCK = 32
-# The numbers of types in the kernels. A `StoredMatrix` has a type from Q8_0 to AFFINE8 (`sixteen.h.metal`), and an
-# `AffineMatrix` has MLX4 or MLX8 (`prompt.h.metal`).
+# The number of each type in the kernels' source. A `StoredMatrix` has a type from Q8_0 to AFFINE8 (`sixteen.h.metal`),
+# and an `AffineMatrix` has MLX4 or MLX8 (`prompt.h.metal`).
 Q8_0, Q4_0, Q4_K, Q6_K, AFFINE4, AFFINE8, MLX4, MLX8 = range(8)
 
 
@@ -231,7 +231,8 @@ def blocks_of(
 
 def packed(quants: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
     """Pack quants (..., n) of 2 or 4 bits into uint32 (..., n * bits / 32), the first in the lowest bits."""
-    # Quants that will share a byte are in adjacent bytes: view these as one integer, and join all in its lowest byte.
+    # Quants that will share a byte are in adjacent bytes. View these bytes as one integer, and shift the quants into
+    # its lowest byte.
     words = np.ascontiguousarray(quants).view(f"<u{8 // bits}")
     made = words.copy()
     for i in range(1, 8 // bits):

@@ -1,7 +1,7 @@
 """Rung 3 of the Q8_0 ladder: several rows per SIMD-group, 16 weights per load, eight vectors at a time.
 
-The ladder is four kernels for the same product, from slow to fast. With float32 activations, the engine uses this
-kernel in decode (gemv) and in prefill. No GPU has been measured. The kernel should be faster than rung 2,
+The ladder is four kernels, its rungs, for the same product, from slow to fast. With float32 activations, the engine
+uses this kernel in decode (gemv) and in prefill. No GPU has been measured. The kernel should be faster than rung 2,
 `simd_per_row`: a lane loads 16 bytes of Q8_0 at once, so four times as many bytes are in flight, and each load of x is
 used for several rows. Weights are nearly all of the memory traffic; for up to eight vectors they are read only once.
 The order of summation depends only on K.

@@ -55,8 +55,9 @@ def norm_gate_up(
     V = arguments.normed_vectors("norm_gate_up", x, norm_weight, K, factors)
     arguments.same("norm_gate_up", "rows of up", up.shape[0], N)
     arguments.same("norm_gate_up", "columns of up", up.shape[1], K)
-    # The default tuning is that of a matrix of 2 N rows, because there are two matrices. More than 8 vectors get the
-    # tuning of 8, two rows per lane: four rows per lane, as for one matrix, would take too many registers.
+    # The default tuning is that of a matrix of 2 N rows, because there are two matrices. For more than 8 vectors, it is
+    # the tuning for 8 vectors, with two rows per lane: with four, as for one matrix, the sums of both matrices would
+    # take too many registers.
     g = geometry((N,), V, tuning or default_tuning(2 * N, min(V, MOST_VECTORS)))
     normed = x, norm_weight, arguments.constants(eps), arguments.factors(factors)
     (y,) = launch(
@@ -90,17 +91,18 @@ def reference(
 ) -> Expected:
     """Return the expected result in float64, with the error bound.
 
-    The gate product is called a. Both activations are `a / (1 + exp(-z))`: z is a for SiLU, a polynomial of a for GELU.
-    Their slope is at most 1.13, so an error of a grows at most by this factor. The result has these roundings, of
-    `EPSILON` each:
+    Let `a` be the product with gate, and `b` the product with up. Both activations are `a / (1 + exp(-z))`: for SiLU,
+    `z` is `a`; for GELU, `z` is a polynomial of `a`. Their slope is at most 1.13, so an error of `a` grows at most by
+    this factor. The result has these roundings, of `EPSILON` each:
 
-    - 8 of exp, which is exact to 4 units in the last place
+    - 8 of exp, whose error is at most 4 units in the last place
     - 1 of the sum `1 + exp(-z)`
     - 1 of the division
-    - 1 of the product with up
+    - 1 of the multiplication by `b`
 
-    These are 11 roundings; the bound allows 12. For GELU, z has 4 roundings. They change exp(-z) by `4 |z|` roundings,
-    and the result by at most `4 * 0.28` roundings of `a * up`, because `|z| / (1 + exp(|z|))` is at most 0.28.
+    These are 11 roundings; the bound allows 12. For GELU, `z` has 4 roundings. They change `exp(-z)` by `4 |z|`
+    roundings, and the result by at most `4 * 0.28` roundings of `a * b`, because `|z| / (1 + exp(|z|))` is at most
+    0.28.
     """
     a, a_bound = normed_products(x, norm_weight, eps, gate, factors)
     b, b_bound = normed_products(x, norm_weight, eps, up, factors)

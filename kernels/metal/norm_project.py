@@ -39,7 +39,7 @@ def norm_project(
         eps: epsilon of the norm.
         weight: (N, K), of any stored type.
         factors: (V,) float32, returned by `norm_rows` together with x; if None, this kernel computes the norm.
-        tuning: changes no bits, see `Tuning`.
+        tuning: changes the speed, but no bits; see `Tuning`.
 
     Raises:
         ValueError: x, the norm weight or the factors have a wrong shape or type.

@@ -1,8 +1,8 @@
 """Functions for the `reference` of each Metal kernel: expected results in float64, with error bounds.
 
-A bound is a number of roundings times `EPSILON` times the sum of the absolute terms of a dot product. In the worst
-case, this number is the number of additions that a term passes through, because each of them rounds. The bounds here
-allow fewer roundings, because roundings of random numbers partly cancel.
+A bound is a number of roundings times `EPSILON` times the sum of the absolute values of a dot product's terms. In the
+worst case, the roundings are as many as the additions that a term passes through, because each addition rounds. The
+bounds here allow fewer roundings, because roundings of random numbers partly cancel.
 """
 
 from __future__ import annotations

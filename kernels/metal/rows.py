@@ -123,7 +123,7 @@ def k_split(n_rows: int, n_columns: int, vectors: int = 1) -> int:
 def default_tuning(n_rows: int, vectors: int) -> Tuning:
     """Return the default tuning, which is unmeasured.
 
-    A lane has one row for one vector and a small matrix, four rows for more than eight vectors, and else two.
+    With more than eight vectors, a lane has four rows; with one vector and a small matrix, one; otherwise, two.
     """
     if vectors > MOST_VECTORS:
         return Tuning(rows=4, simdgroups=4)

@@ -1,9 +1,9 @@
 """Rung 2 of the Q8_0 ladder: one SIMD-group per row.
 
-The ladder is four kernels for the same product, from slow to fast; the engine uses rung 3, `matvec`. This kernel is
-faster than rung 1, `thread_per_output`: the 32 lanes of a SIMD-group read 128 contiguous bytes of one row, so a load
-reads one cache line instead of 32. It is slower than `matvec`, because each lane loads only four weights at a time, and
-x is read again for every row.
+The ladder is four kernels, its rungs, for the same product, from slow to fast; the engine uses rung 3, `matvec`. This
+kernel is faster than rung 1, `thread_per_output`: the 32 lanes of a SIMD-group read 128 contiguous bytes of one row, so
+a load touches one cache line; in rung 1, it touches 32. This kernel is slower than `matvec`, because each lane loads
+only four weights at a time, and x is read again for every row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Rung 1 of the Q8_0 ladder: one thread per output.
 
-The ladder is four kernels for the same product, from slow to fast; the engine uses rung 3, `matvec`. This kernel is the
-simplest one. It is slow, because 32 adjacent threads read from 32 rows: every load of a SIMD-group touches 32 cache
-lines, and reads one byte of each. Also, a matrix of a few thousand rows keeps only a few thousand threads busy.
+The ladder is four kernels, its rungs, for the same product, from slow to fast; the engine uses rung 3, `matvec`. This
+kernel is the simplest one. It is slow, because 32 adjacent threads read from 32 rows: every load of a SIMD-group
+touches 32 cache lines, and reads one byte of each. Also, for one vector, a matrix of a few thousand rows keeps only a
+few thousand threads busy.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The ladder is four kernels, its rungs, for the same product, from slow to fast. For many vectors, this kernel is faster
 than rung 3, `matvec`: each expanded weight is multiplied with 16 or 32 vectors, by units that multiply 8 x 8 matrices.
-The order of summation in these units is not specified, and differs from that of `matvec`. The engine does not use this
-kernel, because a token's bits would depend on whether it is processed in a prompt or alone. `kernels bench --vectors`
-measures the speed of both kernels.
+Metal does not specify the order of summation in these units, so sums may differ from those of `matvec` in some bits.
+If the engine used this kernel for prompts, a token's bits would depend on whether it is processed in a prompt or alone.
+So the engine does not use it. `kernels bench --vectors` measures the speed of both kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .reference import EPSILON, SEQUENTIAL, Expected, products, wide
 
 KERNEL = Kernel.load("tiles", ["x", "wq", "ws"], ["y"])
 ROWS, THREADS = 64, 128
-# The largest relative error of rounding to float16, for numbers that are neither subnormal nor above 65,504.
+# The largest relative error of rounding to float16, for magnitudes from 2**-14 (smaller ones are subnormal) to 65,504.
 HALF = 2.0**-11
 
 
@@ -33,8 +33,8 @@ def tiles(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> mx.
     """Compute `x @ weight.T`, (V, N) float32, for x (V, K) of float16 or float32, with any number V of vectors.
 
     Without `half_tiles`, the error is at most `8 * 2**-24 * sum(|x| * |weight|)`. With `half_tiles`, weights and x are
-    rounded to float16, with a relative error of at most 5e-4 each; values of x beyond 65,504 overflow. Tiles of float16
-    are faster if the matrix units are faster for float16.
+    rounded to float16, with a relative error of at most 5e-4 each; values of x beyond 65,504 overflow. `half_tiles`
+    is faster on GPUs whose matrix units multiply float16 faster than float32.
 
     Raises:
         ValueError: x has a wrong shape or type.
@@ -61,6 +61,6 @@ def tiles(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> mx.
 
 
 def reference(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> Expected:
-    """Return the expected result in float64, with the error bound. `half_tiles` adds the roundings to float16."""
+    """Return the expected result in float64, with the error bound (with `half_tiles`, including its roundings)."""
     inexact = (2 * HALF + HALF**2) / EPSILON if half_tiles else 0
     return products(wide(x), weight, SEQUENTIAL + inexact)

@@ -2,8 +2,9 @@
 
 The tests are those of llama.cpp's llama-bench. `pp512` is the prefill of 512 tokens, `tg64` the decode of 64 tokens in
 64 passes, and `pp512+tg64` is the prefill followed by the decode. `@ d4096` means at depth 4,096 (tokens already in the
-context). Prompts are random token ids, and end tokens do not end an answer. A warm-up run is not timed. Without a KV
-cache, every pass runs the whole sequence, context included.
+context). Prompts are random token ids, and end tokens do not end an answer. The times of the first run, the warm-up,
+count only if the time budget allows no other run. Without a KV cache, every pass runs the whole sequence, context
+included.
 """
 
 from __future__ import annotations
@@ -128,8 +129,7 @@ def measure(
     `budget` limits the seconds of the warm-up and all repetitions. If it is too small, fewer repetitions are run. If
     only the warm-up run fits, its times are the result. If no run fits, a part of the test is run and the rest is
     extrapolated; `Result.estimated` names the part. `between` is called before every run and after the last one, for
-    example to measure the machine's limits. `progress` is called with the number of runs that have ended
-    and the number of all runs.
+    example to measure the machine's limits. `progress` is called with (number of ended runs, number of all runs).
 
     Raises:
         OptionError: the test is empty, or does not fit the model's context; `repetitions` or `budget` is invalid.
@@ -197,7 +197,7 @@ def _estimate(
 ) -> Result:
     """Estimate a test whose context and prompt take longer than the budget.
 
-    Decode is measured after the single token in `first`.
+    `per_token` is the seconds of prefill per token. Decode is measured after the single token in `first`.
     """
     result = Result(test, [per_token * test.n_prompt], [])
     if test.n_gen:
@@ -241,11 +241,11 @@ def affordable(result: Result, seconds: float) -> int:
 
 
 def components(engine: Engine, test: Test, n_passes: int, *, seed: int = 0) -> dict[str, Any] | None:
-    """Profile, with a KV cache, the prefill of `test`, or one decode pass if the test has no prompt.
+    """Profile the prefill of `test`, or one decode pass if the test has no prompt, with a KV cache.
 
-    Profile `n_passes` passes, and return the values of the pass with the median duration: "ms", its milliseconds;
-    "ops", the milliseconds, calls, FLOPs and bytes of each operation; "parts", the milliseconds of each part of the
-    model. Return None if the test has both prefill and decode, or `n_passes` is 0.
+    Repeat this `n_passes` times, and return the values of the repetition with the median duration: "ms", its
+    milliseconds; "ops", the milliseconds, calls, FLOPs and bytes of each operation; "parts", the milliseconds of each
+    part of the model. Return None if the test has both prefill and decode, or `n_passes` is 0.
     """
     if n_passes < 1 or (test.n_prompt and test.n_gen):
         return None

@@ -53,7 +53,7 @@ class Scheduled:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine, self._sizes, self._clock = engine, sizes, clock
-        # Memory for one sequence more than `slots`, because the prefix cache may keep the prompt of an ended request.
+        # Reserve memory for `slots` + 1 sequences, because the prefix cache may keep the prompt of an ended request.
         n_tokens = (slots + 1) * (longest + PAGE)
         self._settings = {
             "slots": slots,
@@ -132,7 +132,7 @@ class _Clients:
         return len(left)
 
     def steps(self, sizes: Sizes) -> Steps:
-        """Return the work of all steps. Call this only after the run: computing the work takes longer than a step."""
+        """Return the work of all steps. Call this only after the run, because this takes longer than a step."""
         found = Steps()
         for report, parts in self._steps:
             if report.n_decode + report.n_prefill:
@@ -239,7 +239,7 @@ class Served:
             connection.close()
 
     def _record(self, timed: RequestTimes, event: dict[str, Any]) -> None:
-        """Record when a piece of text arrives. At the end of the stream, record the number of tokens."""
+        """Record when a piece of text arrives. If the server reports its usage, record the number of tokens."""
         if any(choice.get("text") for choice in event.get("choices") or ()):
             timed.arrivals.append(self._clock())
             timed.n_tokens += 1
@@ -349,11 +349,11 @@ class Steps:
 
     Attributes:
         n: number of steps.
-        n_rows: number of tokens of prompts and answers that the steps computed.
+        n_rows: number of tokens (rows of the batches) of prompts and answers that the steps computed.
         n_decoding: number of steps that computed tokens of answers.
         n_decoded: number of tokens of answers that the steps computed.
         flops: floating-point operations of the steps.
-        nbytes: bytes that the steps read from memory.
+        nbytes: bytes of weights, keys and values that the steps read from memory.
     """
 
     n: int = 0
@@ -410,7 +410,7 @@ def figures(run: Run, limits: dict[str, float] | None = None) -> Figures:
 
 
 def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
-    """Return a run's rows per step, GB/s and GFLOP/s; with `limits`, also the limits and the figures that need them.
+    """Return a run's tokens per step, GB/s and GFLOP/s; with `limits`, also the limits and the figures that need them.
 
     `read_share` is GB/s divided by the memory bandwidth, `peak_share` GFLOP/s divided by the peak. `memory_limit_ts` is
     the tokens per second of a run that only reads the weights, keys and values, at the memory bandwidth.
@@ -435,7 +435,7 @@ def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:
-    """Return the median if q is 0.5, else the smallest value v for which at least a share q of the values is <= v."""
+    """Return the median if q is 0.5, else the smallest value that at least a share q of all values does not exceed."""
     if not values:
         return None
     if q == 0.5:

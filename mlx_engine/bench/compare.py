@@ -1,8 +1,8 @@
 """Compare measurements: two files of `bench`, or two bottleneck reports of the same model and machine.
 
-A factor is the old time divided by the new time, so above 1 means faster. The note "within the spread" means that the
-difference may be noise, because the ranges of both measurements overlap. In files of `bench`, a range is from the
-minimum to the maximum of the samples; in reports, from the first to the third quartile.
+A factor is the old time divided by the new time: if it is above 1, the new run is faster. The note "within the spread"
+means that the difference may be noise, because the ranges of both measurements overlap. In files of `bench`, a range is
+from the minimum to the maximum of the samples; in reports, from the first to the third quartile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOISE = 1.05
 
 
 def once(name: str, old: Sequence[Row], new: Sequence[Row]) -> list[str] | None:
-    """Return a line that compares the times of `load` or `warm_up`, which run once, before the measurements.
+    """Return a line that compares the time of loading (`name` is "load") or of the warm-up ("warm_up").
 
     Return None if one of the files has no such time.
     """
@@ -32,9 +32,9 @@ def once(name: str, old: Sequence[Row], new: Sequence[Row]) -> list[str] | None:
 
 
 def timing(old: Row, new: Row) -> list[str]:
-    """Return a line that compares the milliseconds of a prefill.
+    """Return a line that compares the times of a test.
 
-    If tokens are generated, compare the milliseconds per token, counting the tokens of prompt and answer.
+    If the test is only a prefill, compare its milliseconds, else the milliseconds per token of prompt and answer.
     """
     n = 1 if not new["n_gen"] else new["n_prompt"] + new["n_gen"]
     title = f"prefill, {new['test']}" if not new["n_gen"] else f"per token, {new['test']}"
@@ -81,7 +81,7 @@ def _named(found: Any) -> dict[str, float | None]:
 
 
 def _shared(line: list[str], new: dict[str, float | None], whole: float | None) -> list[str]:
-    """Insert a component's share of the new pass, which takes `whole` ms, into the component's line."""
+    """Insert the share of a component in the new pass, which takes `whole` ms, before the note of the line."""
     ms = new.get(line[0])
     return [*line[:-1], "-" if not ms or not whole else f"{ms / whole:.1%}", line[-1]]
 
@@ -202,7 +202,10 @@ def read_report(path: Path) -> Report:
 
 
 def _operations_of(report: Report, path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the measured milliseconds (median and quartiles) of every operation; check the lists."""
+    """Yield the role and the measured milliseconds (median and quartiles) of every operation.
+
+    Raise FormatError if the operations of a phase are not a list, or an operation has no role.
+    """
     for name, phase in report["phases"].items():
         ops = phase.get("operations") if isinstance(phase, dict) else None
         if not isinstance(ops, list) or not all(isinstance(op, dict) and isinstance(op.get("role"), str) for op in ops):

@@ -1,8 +1,8 @@
 """Measure several clients at once, in interleaved rounds, and format the results as tables.
 
-A round has a run for each number of clients, so a temporary slowdown of the machine affects all numbers alike. Every
-second round is in reverse order, so that a number of clients does not always run after the same other number. A figure
-is the median over the rounds, and the figures of every round are kept.
+A round has a run for each number of clients, so a temporary slowdown of the machine affects all numbers of clients
+alike. Every second round is in reverse order, so that 8 clients, for example, do not always run after 4 clients. The
+tables show medians over the rounds; the rows also keep the figures of every round.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Sample:
-    """The figures of one run (`shared_prefix`: of three runs), and whether the budget ended a run."""
+    """The figures of one run (in `shared_prefix`, of three runs), and whether the budget ended a run."""
 
     figures: Figures
     was_cut: bool = False
@@ -61,8 +61,8 @@ def interleaved(
 ) -> Iterator[dict[int, list[Sample]]]:
     """Run the rounds. After each round, yield a map from each number of clients to its samples so far.
 
-    For each run, `announce` is called with (runs done, runs in total, title), then `sample` with (round, number of
-    clients, seconds left of the budget; None without a budget).
+    For each run, `announce` is called with (runs done, runs in total, title), then `sample` with (index of the round,
+    number of clients, seconds that are left of the budget). Without a budget, the last argument is None.
     """
     found: dict[int, list[Sample]] = {n: [] for n in plan.concurrency}
     spent = dict.fromkeys(plan.concurrency, 0.0)
@@ -77,7 +77,7 @@ def interleaved(
             one = sample(number, n, left)
             spent[n] += plan.clock() - start
             one.figures["others_share"] = others.share()
-            # A run that the budget has cut off counts only if it is the first with this number of clients.
+            # If the budget has ended a run, its figures are kept only if it is the first with this number of clients.
             if not (found[n] and one.was_cut):
                 found[n].append(one)
         yield found
@@ -109,7 +109,7 @@ def shared_prefix(target: Target, plan: Plan, announce: Announce) -> Iterator[li
     """After each round, yield a row for each number of clients: times to first token with and without cached prefix.
 
     The cold run is one request, whose prefix is new. In the warm run, the prompts of all clients begin with this
-    prefix. In the control run, the prompts of all clients have the same length, but share no prefix.
+    prefix. In the control run, the prompts of all clients are as long as in the warm run, but share no prefix.
     """
     load = plan.load
 
@@ -187,7 +187,8 @@ def engine_rows(
         target = Scheduled(bench.engine, bench.sizes, prefix_cache=prefix_cache, **settings)
         rows: list[Row] = []
         for measured in target_rows(target, plan, bench.limits, announce):
-            # With several ranks, the load of others is unknown: the measured load includes ranks on this machine.
+            # With several ranks (processes that share the model), the load of other processes is unknown, because the
+            # measured load includes the other ranks on this machine.
             unknown = fields(None) if bench.engine.model.is_shared else {}
             rows = [{**about, **bench.about(), **row, **unknown} for row in measured]
             yield [*found, *rows]
@@ -199,7 +200,7 @@ def server_rows(server: Served, plan: Plan, *, announce: Announce = lambda *repo
     """After each round, yield all rows so far, one per number of clients of a server."""
     common = {**origin(), "model_name": server.model, "model_size": None, "model_n_params": None, "quant": "keep"}
     common |= {"backend": "HTTP", "url": server.url, "device": None, "threads": None, "unavailable": None, "kv": True}
-    # The load of other processes is unknown: the measured load includes a server on this machine.
+    # The load of other processes is unknown, because the measured load includes the server if it is on this machine.
     common |= fields(None)
     for rows in target_rows(server, plan, None, announce):
         yield [{**row, **common} for row in rows]

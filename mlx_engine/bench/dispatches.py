@@ -1,8 +1,8 @@
 """Count the GPU dispatches (kernel launches) of one decode step, for the command `backends -m MODEL`.
 
 Launches of this project's kernels are counted during a pass. For MLX's operations, the functions in the table `STOCK`
-return the numbers of dispatches. In a small model, a dispatch waits for the previous one longer than it reads memory,
-so the number of dispatches determines the speed.
+return the numbers of dispatches. In a small model, a dispatch spends more time waiting for the previous dispatch than
+reading memory, so the number of dispatches determines the speed.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def _launches(backend: Any, kernel: str) -> bool:
 
 
 def _product(backend: Any, weight: Any) -> int:
-    """Return the number of MLX's dispatches of a matrix product; 0 if our kernel computes it."""
+    """Return the number of dispatches that MLX needs for a matrix product; 0 if our kernel computes it."""
     if not isinstance(weight, SplitMatrix):
         return 0 if _launches(backend, "dense") and weight.shape[1] >= NARROWEST else 1
     return 3 if "matvec" in weight.kernels.refused else 0  # MLX computes scales, biases and the product
 
 
 def _embed(backend: Any, table: Any, ids: Any) -> int:
-    """Return the number of MLX's dispatches of a lookup; 0 if our kernel does it.
+    """Return the number of dispatches that MLX needs for a lookup of embeddings; 0 if our kernel does the lookup.
 
     A float table takes one gather. A `GroupMatrix` takes three gathers (quants, scales, biases) and a dequantisation.
     For a `SplitMatrix`, MLX gathers quants and scales, computes scales and biases, and dequantises.
@@ -85,8 +85,8 @@ def _embed(backend: Any, table: Any, ids: Any) -> int:
     return 4 if isinstance(table, GroupMatrix) else 1
 
 
-# Maps each operation of `MlxBackend` to a function that returns its dispatches for one token. The operations `heads`,
-# `merge` and `take` are absent: they make views, without a dispatch.
+# Maps each operation of `MlxBackend` to a function that returns the number of its dispatches for one token. The
+# operations `heads`, `merge` and `take` are absent: they make views, without a dispatch.
 STOCK: dict[str, Callable[..., int]] = {
     "embed": _embed,
     "linear": _linear,
@@ -157,7 +157,7 @@ def _choose(model: Model, batch: Batch) -> None:
 
 
 def decode_cost(model: str, backend: str, allow_settings: Sequence[str] = ()) -> dict[str, Any]:
-    """Return, as JSON fields, the dispatches that a model on an MLX backend runs and the bytes that it reads per token.
+    """Return, as JSON fields, the dispatches and the bytes read per token of a model on an MLX backend.
 
     Raises:
         EngineError: the model cannot be loaded, or the backend is unavailable.

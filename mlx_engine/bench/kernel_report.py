@@ -45,9 +45,9 @@ BACKENDS = {"metal": ("mlx", "metal"), "cuda": ("mlx", "cuda"), "emulator": ("ml
 def measure(
     model: str, executor: ExecutorName, *, vectors: int = 1, progress: Callable[[int, int], None] | None = None
 ) -> Row:
-    """Measure the ladder (matvec kernels from slow to fast, `kernels/lab/ladder.py`) on a model's matrices.
+    """Measure the ladder on a model's matrices, with `vectors` input vectors per product.
 
-    Each product has `vectors` input vectors.
+    The ladder is a list of kernels for the same product, from slow to fast (`kernels/lab/ladder.py`).
 
     Raises:
         SourceError: there is no such model.
@@ -74,7 +74,7 @@ def measure(
 
 
 def model_sizes(model: str) -> dict[str, int]:
-    """Return a model's `SIZES`. For a model `shape:NAME`, they are in a table, so no model file is generated."""
+    """Return a model's `SIZES`. For a model `shape:NAME`, take them from a table instead of generating a model file."""
     shape = SHAPES.get(model.removeprefix(PREFIX)) if model.startswith(PREFIX) else None
     if shape is None:
         checkpoint = open_checkpoint(resolve(model))
@@ -83,7 +83,7 @@ def model_sizes(model: str) -> dict[str, int]:
 
 
 def add_prompts(found: Row, model: str) -> None:
-    """Add the times of a prompt's products and attention with our kernels and MLX's; in the emulator, add counts."""
+    """Add times of a prompt's products and attention with our kernels and MLX's; in the emulator, operation counts."""
     from mlx_engine.kernels.lab.ladder import climb_attention, climb_prompts, products
     from mlx_engine.kernels.metal.prompt_product_tensors import has_accelerators
 
@@ -102,8 +102,9 @@ def add_models(
 ) -> None:
     """Add the model's tokens per second on the backend `mlx`, and on the backend with this project's kernels.
 
-    The activations are float32 and, with the executor `metal`, also each 16-bit type. Call `add_prompts` first: if it
-    has found neural accelerators, `metal` is measured with both kernels of `WAYS` for each 16-bit type.
+    The activations are float32 and, with the executor `metal`, also each 16-bit type. Call `add_prompts` first, because
+    it finds out whether the GPU has neural accelerators. If so, the backend `metal` is measured with both operations of
+    `WAYS` for each 16-bit type.
     """
     names, executor = BACKENDS[found["executor"]], found["executor"]
     found["tokens"] = list(rows(model, names, TESTS, repetitions=REPETITIONS, budget=budget))

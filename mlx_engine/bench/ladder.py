@@ -103,7 +103,7 @@ def _step(test: str, old: str, new: str, weights: str | None, before: Row, after
 def tests(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     """Return the names of the prefill tests, shortest first, and of the decode tests that run on the most rungs.
 
-    Rows after a context (at a depth above 0), and rows whose rung is not in `RUNGS`, are left out.
+    Leave out rows at a depth above 0 (after a context), and rows whose rung is not in `RUNGS`.
     """
     of_rungs = [row for row in rows if not row["n_depth"] and row["rung"] in {rung.title for rung in RUNGS}]
     by_prompt = {row["test"]: row["n_prompt"] for row in of_rungs if row["n_prompt"] and not row["n_gen"]}
@@ -139,8 +139,8 @@ def moves(phase: str, test: str, rows: Sequence[Row]) -> str | None:
 def ladder(rows: Sequence[Row]) -> str:
     """Return a table with a line per rung and type of weights.
 
-    MB/token, GB/s and `of read` (the share of the memory bandwidth) belong to decode. GFLOP/s and `of peak` (the share
-    of peak arithmetic) belong to the longest prefill.
+    MB/token, GB/s and `of read` (the share of the memory bandwidth) are figures of decode. GFLOP/s and `of peak` (the
+    share of peak arithmetic) are figures of the longest prefill.
     """
     prompts, gens = tests(rows)
     head = ["rung", "weights", "threads", *prompts, *gens, "MB/token", "GB/s", "of read", "GFLOP/s", "of peak"]
@@ -195,7 +195,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def in_cache(rows: Sequence[Row]) -> str | None:
-    """Return a note if the weights fit into the processor's cache: GB/s is then not memory bandwidth."""
+    """If weights fit into the processor's cache, return a note that GB/s is not memory bandwidth; otherwise None."""
     kinds: dict[str, float] = {}
     for row in rows:
         kinds[row["weights"]] = min(row["weight_bytes"], kinds.get(row["weights"], row["weight_bytes"]))
@@ -226,7 +226,7 @@ def _median(rows: Sequence[Row], name: str) -> float:
 
 
 def passes(rows: Sequence[Row]) -> str | None:
-    """Return a Markdown list of decode tests of at least 256 tokens, with their `growth_of`; None if there are none."""
+    """Return a Markdown list of the decode tests of at least 256 tokens and their growth; None without such tests."""
     lines = []
     for row in measured(rows):
         if row["n_gen"] < LATE[1] or row["n_prompt"]:

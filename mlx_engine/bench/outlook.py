@@ -24,9 +24,9 @@ from mlx_engine.weights.conversion import Conversion
 from mlx_engine.weights.model import plan_model
 from mlx_engine.weights.outline import need_of, outlined
 
-# The default context in tokens, if the model's context is longer; most conversations are shorter.
+# The default context in tokens, unless the model's context is shorter. Most conversations fit into it.
 USUAL_CONTEXT = 4096
-# Backends whose rate is unknown: their weights are Python objects, so arithmetic limits decode, not memory bandwidth.
+# Backends whose rate is unknown: their weights are Python objects, so decode is limited by arithmetic, not by memory.
 NOT_BOUND = ("scalar",)
 
 
@@ -40,6 +40,7 @@ class Outlook:
         context: tokens of the prompt and the answer together.
         kv_bytes: bytes of keys and values of `context` tokens.
         decode_bytes: bytes that a pass of one token reads when the context is full.
+        available_bytes: bytes of memory that are free on this machine.
         experts_bytes: bytes of all experts, in memory or not.
         experts_held_bytes: bytes of the experts in memory.
         experts_read_bytes: bytes of experts that a token is expected to read from the file, if successive tokens share
@@ -127,10 +128,10 @@ def outlook(
 
 
 def machine_bandwidth(threads: int) -> float | None:
-    """Return the bytes per second that this many threads read from memory.
+    """Measure and return the bytes per second that `threads` threads read from memory.
 
-    Return None if the cache sizes are unknown, or if the largest cache can hold more than half of MOST_BYTES, the most
-    bytes that are read.
+    Return None if the cache sizes are unknown, or if the largest cache is too large to measure memory: at most
+    `MOST_BYTES` are read, and the cache could hold more than half of these bytes.
     """
     cache = cache_bytes()
     if cache is None or 2 * cache > MOST_BYTES:

@@ -41,7 +41,8 @@ Progress = Callable[[int, int], None]
 MAGIC = "mlx_engine log-probabilities 1"
 # The most bytes of the header, the first line of a reference file.
 MOST_HEADER = 1 << 16
-# Stored log-probabilities are clipped at this distance below the largest one of the same position; e**-24 is 4e-11.
+# In a file, a log-probability is at most this much below the largest one at its position: smaller ones are clipped.
+# e**-24 is 4e-11.
 DEPTH = 24.0
 # The largest code of a rounded log-probability in a file.
 CODES = (1 << 16) - 1
@@ -62,6 +63,7 @@ class Result:
     """The scores of a text.
 
     Attributes:
+        windows: the windows of the text, in order.
         ids: the scored tokens.
         logprobs: the log-probability of each scored token.
         kl: the Kullback-Leibler divergence KL(reference || model) at each scored token; empty without a reference.
@@ -207,7 +209,7 @@ def rows_of(engine: Engine, text: Text) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _chunked(model: Model, ids: Sequence[int], kv: KVSequence, first: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Run `ids` in chunks. Yield (i, logits (R, V)), from token `first` on: row 0 has the logits after `ids[i]`."""
+    """Run `ids` in chunks. From `ids[first]` on, yield (i, logits (R, V)); row 0 has the logits after `ids[i]`."""
     be, at, most = model.backend, 0, max(1, MOST_BYTES // (4 * int(model.config.vocab_size)))
     while at < len(ids):
         n = min(LONGEST_PASS, len(ids) - at, max(0, first - at) + most)
@@ -260,7 +262,7 @@ def measure(
 
 
 def _reference(reference: Engine | Path, text: Text, n_vocab: int) -> Iterator[tuple[float, np.ndarray]]:
-    """Return an iterator over the scored tokens: the reference's log-probability of the token, and its logits (V,).
+    """Return an iterator over the reference's (log-probability of the token, logits (V,)), one per scored token.
 
     If the reference is a file, rounded log-probabilities (V,) take the place of the logits.
     """
@@ -279,7 +281,7 @@ def _scored_by(engine: Engine, text: Text) -> Iterator[tuple[float, np.ndarray]]
 
 
 def log_softmax(row: np.ndarray) -> np.ndarray:
-    """Return the log-probabilities (V,) float64 of logits (V,), or of log-probabilities that were rounded."""
+    """Return the log-probabilities (V,) float64 of logits (V,). Rounded log-probabilities are normalised again."""
     x = row.astype(np.float64)
     x -= x.max()
     return x - math.log(np.exp(x).sum())
@@ -309,7 +311,7 @@ def _record(n_vocab: int) -> np.dtype[Any]:
 
 @contextmanager
 def saving(target: Path, text: Text, n_vocab: int) -> Iterator[Callable[[np.ndarray, float], None]]:
-    """Write a reference file in a `with` block. The file appears under its name when the block has ended.
+    """Write a reference file in a `with` block. The file appears under its name when the block ends without an error.
 
     The block gets a function that appends a token's record, given the logits (V,) and the token's log-probability.
 

@@ -112,7 +112,7 @@ def ladder(rows: Sequence[Row]) -> Figure | None:
         rates = [row["median_ts"] for row in cells.values()] or [1.0]
         left = min(rates) / 2
         axes.set(title=f"{phase}, {test}", xlabel="tokens per second (log scale)", xscale="log")
-        # Leave room for the numbers after the bars. The axis is logarithmic.
+        # Leave room for the numbers after the bars: a fifth of a panel, on this logarithmic axis.
         axes.set_xlim(left, max(rates) * (max(rates) / left) ** 0.25)
         _plain_numbers(axes.xaxis)
         _bars(axes, lines, cells, left)
@@ -142,7 +142,7 @@ def _bars(axes: Any, lines: Sequence[tuple[str, str]], cells: dict[tuple[str, st
 def _error_bar(
     axes: Any, at: tuple[float, float], samples: Sequence[float] | None, *, is_x: bool = False, color: str = DARK
 ) -> float:
-    """Draw an error bar at the point `at`; return the length of the part above the point.
+    """Draw an error bar at the point `at`; return the distance from the point to the largest sample.
 
     The bar reaches from the smallest to the largest sample. With fewer than two samples, draw nothing and return 0.
     Samples are x coordinates if `is_x`, else y coordinates.
@@ -157,7 +157,7 @@ def _error_bar(
 
 
 def _plain_numbers(axis: Any) -> None:
-    """Label ticks with numbers without exponents; label minor ticks only if the axis has few powers of ten."""
+    """Label ticks with numbers without exponents; label minor ticks only if the axis spans few powers of ten."""
     axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
 

@@ -1,13 +1,13 @@
 """Measure the machine's limits: memory bandwidth and peak arithmetic.
 
-`Limits` samples both limits between the repetitions of a test, because they may change by half within minutes. Kernels
-(`kernels/cpu/roofline.py`) run on as many threads as the backend has: for the bandwidth they read the model's matrices,
-for the arithmetic they run multiply-adds in registers. Without compiled kernels, NumPy reads the model's matrices, and
-multiplies small matrices.
+`Limits` samples both limits between the repetitions of a test, because the limits may change by half within minutes.
+Its kernels (`kernels/cpu/roofline.py`) run on as many threads as the backend has. To measure the bandwidth, they read
+the model's matrices; to measure the arithmetic, they run multiply-adds in registers. Without compiled kernels, NumPy
+reads the model's matrices, and multiplies small matrices.
 
-`read_bandwidth` (for the server), `bandwidth_of` (for `inspect` and `plan`) and `product_rate` (for `plan`) do
-not run the kernels of `kernels/cpu/roofline.py`. Each takes a fraction of a second, but `product_rate` first compiles
-the backend's own kernels if they are not compiled yet.
+`read_bandwidth` (for the server) and `bandwidth_of` (for `inspect` and `plan`) read memory with NumPy. `product_rate`
+(for `plan`) runs a matrix product of the backend. Each of these functions takes a fraction of a second, but
+`product_rate` takes longer if the backend's kernels must first be compiled.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ SECONDS = 0.01
 class InNumPy:
     """NumPy functions in place of the kernels of `kernels/cpu/roofline.py`, for machines without compiled kernels."""
 
-    # Rows of the square matrix of `compute`. The matrix and its product fit into a core's second-level cache.
+    # The side of the square matrix of `compute`. The matrix and its product fit into a core's second-level cache.
     SIDE = 192
 
     def read_in_order(self, words: np.ndarray) -> int:
-        """Read int64s in one stream; return their exclusive or."""
+        """Read int64s in one stream; return their bitwise XOR."""
         return int(np.bitwise_xor.reduce(words))
 
     # NumPy cannot read several streams in one loop.
@@ -73,11 +73,11 @@ class Compiled:
         self._library = library
 
     def read(self, words: np.ndarray) -> int:
-        """Read int64s in eight streams; return their exclusive or."""
+        """Read int64s in eight streams; return their bitwise XOR."""
         return self._read(self._library.read_words, words)
 
     def read_in_order(self, words: np.ndarray) -> int:
-        """Read int64s in one stream; return their exclusive or."""
+        """Read int64s in one stream; return their bitwise XOR."""
         return self._read(self._library.read_words_in_order, words)
 
     def compute(self, rounds: int) -> float:
@@ -96,8 +96,8 @@ class Compiled:
     def _ran(self, rounds: int) -> np.ndarray:
         """Run the kernel `run_rounds`, and return its output as int32s (4,).
 
-        The first two have the bits of one int64, the number of additions and multiplications of all rounds. The third
-        has the bits of a float32, the result of `compute`. The fourth is unused.
+        The first two int32s have the bits of one int64: the number of additions and multiplications of all rounds. The
+        third int32 has the bits of a float32, the result of `compute`. The fourth is unused.
         """
         out = np.empty(4, dtype=np.int32)
         self._library.run_rounds(rounds, address(out))
@@ -133,7 +133,7 @@ class Limits:
         self.peak.append(flops / self._computing(self._rounds))
 
     def sample_in_order(self) -> None:
-        """Take one sample of the bandwidth of reading the same bytes in one stream per thread."""
+        """Read the bytes that `sample` reads, but in one stream per thread; take one sample of the bandwidth."""
         seconds = self._reading(self._repeats, self.kernels.read_in_order)
         self.in_order.append(self._nbytes * self._repeats / seconds)
 
@@ -178,7 +178,8 @@ def enough(timed: Callable[[int], float]) -> int:
     return n
 
 
-# Arrays of fewer than SMALL bytes in total are concatenated. Otherwise the calls could take as long as the reads.
+# Arrays of fewer than SMALL bytes in total are concatenated. Separate calls for many small arrays could take as long as
+# reading them.
 SMALL = 64 << 20
 
 
@@ -200,7 +201,7 @@ def matrices(engine: Engine, checkpoint: Checkpoint) -> list[np.ndarray]:
 
 
 def in_words(array: np.ndarray) -> np.ndarray:
-    """View the memory of an array as int64, without unaligned bytes at its ends."""
+    """View the memory of an array as aligned int64s, without the bytes at both ends that fill no whole int64."""
     raw = array.reshape(-1).view(np.uint8)
     first = min(-raw.ctypes.data % 8, raw.size)
     words = raw[first : first + (raw.size - first) // 8 * 8].view(np.int64)
@@ -221,10 +222,10 @@ READINGS = 4
 def read_bandwidth(engine: Engine) -> float | None:
     """Return the bytes per second at which NumPy reads the model's weights: the largest of `READINGS` measurements.
 
-    As many threads read as the backend has. At most `MOST_BYTES` are read, as `bandwidth_of` describes.
+    Read with as many threads as the backend has, and as many bytes as `bandwidth_of` reads.
 
     Return None if NumPy cannot view all weights, if more than half of their bytes fit into the processor's cache, or if
-    the size of the cache is unknown. In these cases, the result would not be the memory bandwidth.
+    the size of the cache is unknown. In these cases, the result might not be the memory bandwidth.
     """
     held = {id(linear.weight): linear.weight for linear in layers_of(engine)}
     words = [in_words(weight.data) for weight in held.values() if isinstance(weight, Matrix)]
@@ -237,7 +238,7 @@ def read_bandwidth(engine: Engine) -> float | None:
 def bandwidth_of(words: Sequence[np.ndarray], threads: int) -> float:
     """Return the bytes per second at which threads read int64 arrays: the largest of `READINGS` measurements.
 
-    Arrays are read in order, up to `MOST_BYTES` in total. The first array is always read.
+    Read the first arrays, up to `MOST_BYTES` in total. If the first array alone is larger, read only this array.
     """
     ends = itertools.accumulate(array.nbytes for array in words)
     some = [array for array, end in zip(words, ends, strict=True) if end <= MOST_BYTES] or [words[0]]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mlx_engine.distributed.shard import Shard
 
 Announce = Callable[[int, int, str], None]
-# The most seconds of a cell's profile, if the cell has no budget.
+# If a cell has no budget of time, its profile takes at most this number of seconds.
 COMPONENT_SECONDS = 2.0
 # Backends that ignore --threads.
 ONE_THREAD = ("scalar", "simd")
@@ -55,11 +55,11 @@ def rows(
     """Yield one row per backend, cache setting and test, as soon as it is measured.
 
     Rows of an unavailable backend have the reason in place of samples. With `profile`, rows with a KV cache also have
-    the profile of a pass.
-    `announce` is called before and after each run with (runs done, runs in total, title). `how` is passed to `engines`.
+    the profile of a pass. `announce` is called with (runs done, runs in total, title) at the start of each cell, and
+    after each of its runs: the warm-up and the repetitions. `how` is passed to `engines`.
 
     Raises:
-        BackendUnavailableError: there is no backend of this name.
+        BackendUnavailableError: a name in `backends` is not the name of a backend.
         OptionError: a test does not fit the model's context.
     """
 
@@ -104,9 +104,10 @@ def engines(
     speculate: str = OFF,
     draft: str | None = None,
 ) -> Iterator[tuple[Row, str | None, Bench | None]]:
-    """Yield for each backend (the fields of its rows, the reason why it is unavailable or None, its `Bench` or None).
+    """Yield a tuple per backend: the fields that its rows share, a reason and a `Bench`.
 
-    A `Bench` is closed when the next item is requested. Before weights are read, `check` is called with the model.
+    If the backend is unavailable, the reason says why, and there is no `Bench`; otherwise the reason is None. A `Bench`
+    is closed when the next tuple is requested. Before weights are read, `check` is called with the opened model.
     `shared` has fields to add to all rows. `shard` has the ranks that share the model with this process (rank 0).
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
@@ -167,7 +168,7 @@ class Bench:
     ) -> Row:
         """Measure a test; return its row: samples, backend, shares of the machine's limits, load of other processes.
 
-        `progress` is called with (runs done, runs in total) before and after each run.
+        `progress` is called with (runs done, runs in total) before the first run and after each run.
         """
         between = self.limits.sample if self.limits is not None else lambda: None
         how: dict[str, Any] = {"kv": kv, "overlap": overlap, "repetitions": repetitions, "budget": budget}

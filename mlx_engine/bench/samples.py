@@ -14,7 +14,7 @@ from mlx_engine.errors import OptionError, require
 
 @dataclass(frozen=True)
 class Test:
-    """A test: prefill `depth` tokens, not timed; then, timed, prefill `n_prompt` tokens and decode `n_gen`."""
+    """A test: prefill `depth` tokens without timing, then time the prefill of `n_prompt` and the decode of `n_gen`."""
 
     n_prompt: int = 0
     n_gen: int = 0
@@ -105,7 +105,7 @@ def numbers(option: str, texts: list[str] | None, default: list[int]) -> list[in
 
 
 def span(option: str, text: str) -> list[int]:
-    """Return the numbers of a text: one, or a range whose step is added (`+`) or multiplied (`*`), by default `+1`."""
+    """Return the numbers of a text such as `5`, `1-9`, `128-512+128` (add 128) or `128-512*2` (multiply by 2)."""
     found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?:([+*])(\d{1,9}))?)?", text.strip())
     if found is None:
         message = f"{option}: {text!r} is no list of numbers, such as 1,2,4 or 128-512+128 or 128-512*2"
@@ -147,9 +147,10 @@ ENOUGH = 8
 def rest(passes: Sequence[float], lengths: Sequence[int]) -> list[float]:
     """Estimate the durations in seconds of the passes that were not run.
 
-    With a KV cache, every length is 1, and the estimate is the mean of the measured passes. Without a cache, a line is
-    fitted to the later half of the measured passes, because the first, shorter passes use other kernels. With fewer
-    than ENOUGH measured passes, the time is assumed to be proportional to the length.
+    With a KV cache, every length is 1, and the estimate is the mean of the measured passes. Without a cache, the time
+    is assumed to be a linear function of the length, which is fitted to the later half of the measured passes: the
+    first, shorter passes use other kernels. With fewer than ENOUGH measured passes, the time is assumed to be
+    proportional to the length.
 
     Args:
         passes: the seconds of the passes that were run.

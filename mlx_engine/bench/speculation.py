@@ -5,13 +5,14 @@ The file has a JSON object per line, with these keys:
 - `prompt`: a text or messages. Or `prompts`: a list of prompts, which are answered at once.
 - `copies`, optional: how many times `prompt` is answered at once, by default 1.
 - `name`, `max_tokens`, `prediction` (a text that the answer may repeat): optional.
-- `right`, optional: a fraction. The answer is first generated without proposals. Then its tokens are proposed, with all
-  but this fraction replaced by wrong ones. This measures the speedup at a given acceptance, also with random weights.
-- `drafter`, optional: "mtp" or "draft". With `right`, this drafter runs and its time counts, but its tokens are
-  replaced by those that `right` describes. Without `drafter` and `right`, the text is answered with n-gram lookup, and
-  then with every loaded drafter.
+- `right`, optional: a fraction. The answer is first generated without proposals. Then its tokens are proposed: this
+  fraction of them unchanged, the others replaced by wrong tokens. This measures the speedup at a given acceptance, also
+  with random weights.
+- `drafter`, optional: "mtp" or "draft", the only drafter to measure. With `right`, the drafter runs and its time
+  counts, but the tokens that `right` describes are proposed in place of the drafter's. Without `drafter` and `right`,
+  the text is answered with n-gram lookup, and then with every loaded drafter.
 
-Answers are greedy, ignore end-of-text tokens, and must have the same ids with and without proposals.
+Answers are greedy, ignore end-of-text tokens, and must have the same token ids with and without proposals.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Recorded:
         self._n += len(ids)
 
     def propose(self, most: int) -> tuple[Sequence[int], int]:
-        """Return at most `most` next ids, and LONGEST, the largest match length that n-gram lookup returns."""
+        """Return at most `most` next ids and, as their match length, the largest of n-gram lookup (LONGEST)."""
         return self.after(self._n, most), LONGEST
 
     def after(self, n: int, most: int) -> Sequence[int]:
@@ -108,7 +109,7 @@ class RecordedPasses:
 
 
 def texts_of(file: Path) -> list[Row]:
-    """Return the texts of a file.
+    """Return the JSON objects in a file. The default of `name` is the number of the line.
 
     Raises:
         OptionError: a line is not a JSON object with a prompt and known keys, or the file has no text.
@@ -131,7 +132,7 @@ def texts_of(file: Path) -> list[Row]:
 
 
 def rows(engine: Engine, texts: Sequence[Row], repetitions: int) -> Iterator[Row]:
-    """Yield a row per text and drafter: rates without and with proposals, their factor, and counts of accepted tokens.
+    """Yield a row per text and drafter: rates with and without proposals, their factor, numbers of tokens.
 
     Raises:
         EngineError: an answer differs with and without proposals.
@@ -189,7 +190,7 @@ def prompts_of(text: Row) -> list[Any]:
 
 
 def _proposing(engine: Engine, text: Row, way: str, answers: Answers) -> Speculation:
-    """Return a `Speculation` with the drafter `way`. If the text has `right`, it proposes the known answers."""
+    """Return a `Speculation` with the drafter `way`; with `right`, it proposes known answers with some wrong tokens."""
     right, vocabulary = text.get("right", 1.0), int(engine.config.vocab_size)
     if way == RECORDED:
         return Speculation(Recordings(answers, right), vocabulary, usual=(LOOKUP,))

@@ -1,9 +1,9 @@
 """`bench --sweep`: measure every rung (a backend with settings, see `ladder.py`) with weights as float32 and as stored.
 
-A rung is not measured if it is unavailable on this machine, if it does not have the type of activations, if its weights
-(without experts) take more than half of the memory, or if one token would exceed the budget; its rows then have the
-reason. Finally, the fastest rung on the CPU decodes a longer text with and without a KV cache, to show the duration of
-every pass.
+A rung is not measured if it is unavailable on this machine, if it does not support the chosen type of activations, if
+its weights (without experts) would take more than half of the memory, or if one token would take longer than the budget
+of a test. The rows of such a rung have the reason. Finally, the fastest rung on the CPU decodes a longer text with and
+without a KV cache, to show the duration of every pass.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Plan:
 
         Raises:
             BackendUnavailableError: a name in `backends` is not the name of a backend.
-            OptionError: none of the chosen rungs has the type of activations.
+            OptionError: none of the chosen rungs supports the type of activations.
         """
         refused("auto", self.activations)  # raises OptionError if no backend has this type of activations
         for name in self.backends or ():
@@ -116,11 +116,12 @@ MEMORY = 0.5
 def sweep(model: str, plan: Plan, announce: Announce = lambda done, total, title: None) -> Iterator[Row]:
     """Yield rows as they are measured.
 
-    Before each test, call `announce` with (rungs done, number of rungs, title). The last decode test counts as a rung.
+    Before each test, call `announce` with (rungs done, number of rungs, title). The long decode test at the end counts
+    as one rung.
 
     Raises:
         BackendUnavailableError: a name in `plan.backends` is not the name of a backend.
-        OptionError: a test does not fit the model's context, or no chosen rung has the type of activations.
+        OptionError: a test does not fit the model's context, or no chosen rung supports the type of activations.
     """
     rungs = plan.rungs()
     path = resolve(model)
@@ -170,10 +171,11 @@ class Sweep:
             yield self._cell(rung, tried[best["quant"]], test, done)
 
     def _attempts(self, rung: Rung) -> list[tuple[Conversion, str | None]]:
-        """Return the conversions of weights to measure, each with the reason to skip it; None if it is measured.
+        """Return the conversions of weights to measure, each with the reason to skip it, or with None.
 
         If `plan.quant` is STORED (no conversion), the conversions are F32_LAYERS (all layers as float32) and STORED.
-        If it is another conversion, or the rung is unavailable or expands all weights to float32, it is the only one.
+        Return only `plan.quant` if it is another conversion, or if the rung cannot run, or expands all weights to
+        float32.
         """
         reason = unavailable(rung.backend) or refused(rung.backend, self.plan.activations, jit=rung.jit)
         if reason is not None:
@@ -230,9 +232,9 @@ class Sweep:
 
 
 def seconds_per_weight(backend: Backend) -> float:
-    """Return a backend's seconds per weight, measured with a small float32 matrix.
+    """Return the seconds per weight of a backend's product of one token with a small float32 matrix.
 
-    The time of large matrices differs by a small factor.
+    With large matrices, the time per weight differs by a small factor.
     """
     shape = (32, 512)
     zeros = np.zeros(shape, dtype=np.float32)

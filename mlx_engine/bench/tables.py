@@ -47,7 +47,7 @@ def aligned(table: Sequence[Sequence[str]]) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace `|` and characters that are not printable by `?`, for names from files in Markdown tables."""
+    """Replace `|` and unprintable characters with `?`, so that a name from a file cannot break a Markdown table."""
     return "".join(c if c.isprintable() and c != "|" else "?" for c in text)
 
 
@@ -177,7 +177,7 @@ NEEDED = {
 
 
 def read(path: Path) -> dict[Key, Row]:
-    """Read a JSON or JSON lines file of `bench`; return a map from each key (`KEY`) to its last row with a rate.
+    """Read a JSON or JSON lines file of `bench`; map each key (the values of `KEY`) to its last row with a rate.
 
     Raises:
         SourceError: the file cannot be read.

@@ -2,10 +2,10 @@
 
 The benchmarks divide this work by the measured time, and compare the resulting rates with the machine's limits.
 
-A pass reads each matrix once, for any number of tokens. Of the experts, it reads the expected number that its tokens
-choose. Embedding lookups are neglected. A tied embedding table counts once, as the output head. Only for tokens whose
-logits are wanted, a pass runs the head, and the last layer's operations after the queries, keys and values. These
-tokens are the last token of a prompt and every generated token.
+A pass reads each matrix once, for any number of tokens. It reads as many experts as its tokens choose on average.
+Embedding lookups are neglected. A tied embedding table counts once, as the output head. A pass runs the head, and the
+last layer's operations after the projections to queries, keys and values, only for tokens whose logits are wanted: the
+last token of a prompt, and every generated token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mlx_engine.weights.plan import check
 # Tables with a row per token id or position. All other two-dimensional tensors count as matrices of linear layers.
 LOOKED_UP = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
 HEAD, TIED_HEAD = "output.weight", "token_embd.weight"
-# Matrices after a layer's token mixer (such as attention) have names with these prefixes.
+# A layer's matrices after its token mixer (such as attention) have names that begin with one of these prefixes.
 AFTER_MIXER = ("attn_output", "ssm_out", "shortconv.out_proj", "ffn_", "inp_gate", "proj")
 # A Python float takes 24 bytes, and its reference in a list 8.
 PYTHON_FLOAT_BYTES = 32
@@ -51,7 +51,8 @@ class Sizes:
         cached: bytes of keys and values per token, over all layers.
         scored: multiplications of attention per pair of query token and visible token, over all layers.
         local: the share of layers with a sliding window of `window` tokens.
-        last_token_only: the last layer's part of `layers` that is multiplied only with tokens whose logits are wanted.
+        last_token_only: number of the last layer's weights, also counted in `layers`, that are multiplied only with
+            tokens whose logits are wanted.
         scored_last: the last layer's part of `scored`, which counts only for tokens whose logits are wanted.
         head_nbytes: the head's part of `nbytes`.
         expert_nbytes: bytes of all experts of all layers.

@@ -1,10 +1,11 @@
 """Keep pages and states of the prefix cache in files, so that later processes need not compute known prompts again.
 
-A file has a whole page of one group of layers (layers with the same window), or the recurrent states of all layers
-after a whole page. The *chain digest* of a page is the SHA-256 digest of the previous page's chain digest and this
-page's token ids, so it stands for all tokens up to the page's end. The name of a file begins with the first half of
-the chain digest. A file is only used by engines of the same *identity*: model, backend, types, source code and format.
-Each identity has a folder. The header of a file repeats identity and digest, and a checksum covers header and contents.
+A page has the keys and values of a fixed number of consecutive tokens. A file has one whole page of a group of layers
+(layers with the same window), or the recurrent states of all layers after a whole page. The *chain digest* of a page is
+the SHA-256 digest of the previous page's chain digest and this page's token ids, so it stands for all tokens up to the
+page's end. The name of a file begins with the first half of the chain digest. A file is only used by engines of the
+same *identity*: model, backend, types, source code and format. Each identity has a folder. The header of a file repeats
+identity and digest, and a checksum covers header and contents.
 
 Pages are written soon after the prompt has been run, not when they are evicted, so the files exist even if the process
 is killed. A thread writes the files. On an eager backend, the thread reads a page in place while passes run. A page of
@@ -14,8 +15,8 @@ thread. On a lazy backend, pages are copied when they are queued, up to `MOST_CO
 
 A file that fails its checks is removed, and its tokens are computed again. Files are not memory-mapped: if another
 program truncated a mapped file, this process would be killed, and a mapped file could change between check and use.
-Several processes may share a folder, so a file has another name until it is complete. If all files together exceed a
-bound, the least recently used files are removed.
+Several processes may share a folder, so a file has a temporary name until it is complete. If all files together exceed
+a bound, the least recently used files are removed.
 """
 
 from __future__ import annotations
@@ -66,17 +67,18 @@ This folder has keys and values of prompts, written by mlx_engine. A later start
 computing the prompts again. Prompts can be recovered from keys and values: keep this folder as private as the prompts.
 Any file may be removed at any time; `mlx_engine cache remove prefixes` removes all.
 """
-# The most queued jobs, and the most bytes of a lazy backend's copies in the queue. Further writes are dropped.
+# The queue has at most MOST_JOBS jobs, and at most MOST_COPIED bytes of a lazy backend's copies. Further writes are
+# dropped.
 MOST_JOBS, MOST_COPIED = 4096, 256 << 20
-# The most bytes of files that are read between two passes. Reading them takes about 0.1 s.
+# If requests wait, at most this number of bytes is read from files between two passes. This takes about 0.1 s.
 MOST_READ = 64 << 20
 # The number of threads that read files in advance.
 READERS = 2
 # PAUSE: after a failed write, nothing is written for this number of seconds. TOUCHED: the time of a file's last use is
 # updated at most once in this number of seconds.
 PAUSE, TOUCHED = 60.0, 60.0
-# The time of use of each page is set this number of ns earlier than that of the page before it, so the last page of a
-# prefix is removed first.
+# The last use of each page is set to this number of ns before the last use of the previous page of the prefix, so the
+# last page of a prefix is removed first.
 STEP_NS = 1_000_000_000
 # Seconds that `close` and the end of the process wait for a place in the queue, and then for the writing thread.
 PATIENCE = 20.0
@@ -101,7 +103,10 @@ class Key(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """An array in a file: a layer's page (n_arrays, G, page, row), or array `number` of a layer's state."""
+    """An array in a file: a layer's page, or array `number` of a layer's state.
+
+    A page has the shape (n_arrays, G, tokens, row): G KV heads, and rows of `row_length` elements.
+    """
 
     layer: int
     number: int
@@ -148,7 +153,7 @@ def chains(ids: np.ndarray, page: int) -> list[bytes]:
 
 
 def pieces(pool: KVPool) -> dict[str, list[Piece]]:
-    """Map each part of a pool ("0", "1", ... for a group's pages, "s" for states) to the arrays in its file."""
+    """Map each part of a pool ("0", "1", ... for groups' pages, "s" for states) to the arrays in each of its files."""
     parts: dict[str, list[Piece]] = {str(group): [] for group in range(len(pool.windows))}
     states: list[Piece] = []
     for i, layer in enumerate(pool.layers):
@@ -163,8 +168,8 @@ def pieces(pool: KVPool) -> dict[str, list[Piece]]:
 def source_digest() -> str:
     """Return a digest of the source code that determines the bits of keys and values.
 
-    Any edit changes the digest, so keys and values with other bits are never reused; sometimes equal bits are computed
-    again.
+    Any edit changes the digest, so keys and values with other bits are never reused. After an edit that changes no
+    bits, the same keys and values are computed again.
     """
     total = hashlib.sha256()
     for package in ("backends", "models", "weights", "config", "quant", "kernels"):
@@ -183,7 +188,7 @@ def source_digest() -> str:
 
 
 def backend_identity(be: Backend) -> dict[str, str]:
-    """Map names to values of the backend's properties on which the bits of keys and values depend.
+    """Return the properties (a map from names to values) of a backend on which the bits of keys and values depend.
 
     Compiled CPU kernels give the same bits on every processor (docs/exactness.md has the exceptions). The results of
     other backends also depend on the versions of their libraries and on the device.
@@ -240,7 +245,7 @@ class SavedPrefixes:
         return key.name in self.saved
 
     def place(self, key: Key) -> tuple[Path, int, int] | None:
-        """Return the file and the offset of a page or a state, and the number of bytes to read after its end.
+        """Return the file and the offset of a page or a state, and the number of bytes to read beyond its end.
 
         Return None if the page or state is not on disk.
         """
@@ -282,8 +287,8 @@ class PrefixFolder(SavedPrefixes):
         path: the folder, which is created if it does not exist. It has a folder for each identity.
         max_nbytes: the largest number of bytes of all files, of all identities.
         model: the name of the model, with which the name of the identity's folder begins.
-        identify: a function that returns the properties of the identity. It may keep the digest of the model's
-            files in the folder that is its argument, so that later processes need not read the model's files again.
+        identify: a function that returns the properties of the identity. Its argument is a folder in which it may keep
+            the digest of the model's files, so that later processes need not read the model's files again.
     """
 
     def __init__(self, path: Path, max_nbytes: int, model: str, identify: Callable[[Path], Mapping[str, str]]) -> None:
@@ -292,7 +297,8 @@ class PrefixFolder(SavedPrefixes):
         self.ours: Path | None = None
         # Maps the name of each existing file to the time when this process last marked the file as used.
         self._known: dict[str, float] = {}
-        # Names of files that are about to be written, and of damaged files that could not be removed.
+        # `_claimed` has the names of files that are about to be written, `_bad` the names of damaged files that could
+        # not be removed.
         self._claimed: set[str] = set()
         self._bad: set[str] = set()
         self._about = ""
@@ -338,7 +344,7 @@ class PrefixFolder(SavedPrefixes):
         return True
 
     def open(self, model: str, about: Mapping[str, str]) -> None:
-        """Open the folder of an identity, or create a folder that only this user can read.
+        """Open the folder of an identity. If it does not exist, create it so that only this user can read it.
 
         Raises:
             OSError: the folder cannot be created, or another user could read or change it.
@@ -387,7 +393,10 @@ class PrefixFolder(SavedPrefixes):
         self.stats.dropped += 1
 
     def place(self, key: Key) -> tuple[Path, int, int] | None:
-        """Return the place of a page or state. In this folder, read one more byte, to notice a too long file."""
+        """Return the place of a page or state. Beyond the end of a file of this folder, one byte is read.
+
+        If there is such a byte, the file is too long, so it is damaged.
+        """
         found = super().place(key)
         return (self.ours / key.name, 0, 1) if found is None and self.ours is not None else found
 
@@ -441,8 +450,8 @@ class PrefixFolder(SavedPrefixes):
     def bound(self, *, is_full: bool = False) -> None:
         """If all files together exceed the bound, remove the least recently used ones, down to 15/16 of the bound.
 
-        If the disk is full (`is_full`), always remove files, down to 15/16 of the bound or, if this is smaller, of the
-        present size.
+        If the disk is full (`is_full`), always remove files, down to 15/16 of the bound or of the present size,
+        whichever is smaller.
         """
         assert self.ours is not None  # noqa: S101 - called after a write
         self._mark(self.ours)
@@ -538,8 +547,8 @@ class DiskPrefixes:
                 n = next((p for p in range(first, n) if not self.folder.has(Key(chain[p], str(group)))), n)
         page, windows = self._pool.page, self._pool.windows
         # The last page may end after more than `most` tokens. Leave this page out if the model has states, which are
-        # stored only at page ends. Also leave it out if a token at position `most` reads, in a window, an earlier page
-        # than a token after the last page.
+        # stored only at page ends. Only the pages are read that are in the window of the token after the last page. So
+        # also leave the last page out if the window of the token at position `most` begins in an earlier page.
         reaches = any(first_visible(of, most) // page < first_visible(of, n * page) // page for of in windows)
         if n * page > most and (STATE in self._pieces or reaches):
             n -= 1
@@ -556,7 +565,7 @@ class DiskPrefixes:
         return STATE not in self._pieces or self.folder.has(Key(chain[n - 1], STATE))
 
     def _needed(self, chain: Sequence[bytes], first: int, n: int) -> dict[int, list[Key]]:
-        """Map the number of each page, `first` to n - 1 of a prefix, to the keys of the files that it needs."""
+        """Map the number of each page of a prefix, `first` to n - 1, to the keys of the files to read for this page."""
         page, windows = self._pool.page, self._pool.windows
         begins = [max(first, first_visible(window, n * page) // page) for window in windows]
         keys = {p: [Key(chain[p], str(g)) for g, begin in enumerate(begins) if p >= begin] for p in range(first, n)}
@@ -565,7 +574,9 @@ class DiskPrefixes:
         return keys
 
     def fill(self, kv: KVSequence, chain: Sequence[bytes]) -> bool:
-        """Append a prefix's missing pages to a sequence that has the first pages; return False if a file is unusable.
+        """Read the missing pages of a prefix from files, and append them to a sequence that has its first pages.
+
+        Return False if a file is unusable.
 
         Raises:
             CacheFullError: the pool has too few free pages.
@@ -585,7 +596,7 @@ class DiskPrefixes:
         return True
 
     def _read(self, keys: Sequence[Key]) -> Generator[np.ndarray | None]:
-        """Yield the contents of files, or None for a file that cannot be used. Each result is valid until the next.
+        """Yield the contents of files, or None for a file that cannot be used. An item is valid until the next one.
 
         Several threads read and check the next files: computing a checksum takes longer than reading and copying.
         """
@@ -608,7 +619,10 @@ class DiskPrefixes:
                 readers.shutdown(cancel_futures=True)
 
     def _restore(self, key: Key, content: np.ndarray | None, slot: int) -> bool:
-        """Copy `content` to the page with first slot `slot`, or to the states in `slot`; return False if it is None."""
+        """Copy `content` to the page with first slot `slot`, or to the states in `slot`.
+
+        Return False if `content` is None.
+        """
         self.folder.count(key, content is not None)
         if content is None:
             return False
@@ -632,7 +646,8 @@ class DiskPrefixes:
             part: the group of layers, or `STATE`.
             slot: the first slot of the page, or the slot of the states.
             generations: the generations of all pages of the group, or of all slots of states.
-            number: the number of the page or of the slot. Its contents do not change before `generations[number]` does.
+            number: the index of the page or slot in `generations`. Before the contents change, `generations[number]`
+                is incremented.
         """
         key, generation = Key(chain[-1], part), generations[number]
         folder = self.folder
@@ -662,7 +677,7 @@ class DiskPrefixes:
             folder.do(partial(folder.use, chain, tuple(self._pieces)))
 
     def copied(self, part: str, slot: int) -> np.ndarray:
-        """Return a copy of a page or of states as a vector of bytes, in the order of a file."""
+        """Return a copy of a page or of states as a vector of bytes, in the order in which a file has them."""
         content, at = np.empty(self._nbytes[part], dtype=np.uint8), 0
         for piece in self._pieces[part]:
             if part == STATE:
@@ -717,7 +732,7 @@ def write_all(file: RawIOBase, content: bytes | memoryview) -> None:
 
 
 def room(nbytes: int) -> int:
-    """Return the size of a buffer for a file with `nbytes` bytes of contents, and for one more byte (`place`)."""
+    """Return the size of a buffer for a file with `nbytes` bytes of contents, and for one byte beyond (`place`)."""
     return _HEADER.size + _CHECK + nbytes + 1
 
 
@@ -851,7 +866,7 @@ def opened(path: Path, identity: bytes) -> tuple[list[int], dict[str, int]]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return what this module made in a folder of prefixes: folders of identities, a folder of digests, a README.
+    """Return the paths that this module has created in a folder of prefixes: identities' folders, digests, README.
 
     Return [] if there is no folder of an identity.
     """

@@ -1,9 +1,9 @@
 """The KV pool: the memory for the keys and values of all sequences, divided into pages.
 
-Layers with the same attention window form a group, and each group has its own pages. A page is a range of consecutive
-slots, one per token, at the same place in the KV store of every layer of the group. Several sequences and a prefix
-cache may hold the same page, so pages are reference-counted; a page without a reference is free. Recurrent states are
-not in pages, but in the slots of a `StatePool` (`states.py`).
+A KV store is the memory for the keys and values of a layer, with a slot for each token. Layers with the same attention
+window form a group, and each group has its own pages. A page is a range of consecutive slots, the same in the KV stores
+of all layers of the group. Several sequences and a prefix cache may hold the same page, so pages are reference-counted;
+a page without a reference is free. Recurrent states are not in pages, but in the slots of a `StatePool` (`states.py`).
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, lo
     """Return the number of pages that a group of layers needs for sequences with `n_tokens` tokens in all.
 
     Without a window, each sequence may have a partly filled last page. So the sequences need at most `n_sequences - 1`
-    pages more than one sequence of `n_tokens` tokens. With a window of W tokens, or chunks of W tokens (stored as the
+    more pages than one sequence of `n_tokens` tokens. With a window of W tokens, or chunks of W tokens (stored as the
     window -W, see `first_visible`), a sequence keeps at most `W - 1 + longest_pass` tokens. The first of these tokens
     may be anywhere in its page, so each sequence needs one page more than these tokens would fill from a page's start.
     All sequences together need at most as many pages as without a window.

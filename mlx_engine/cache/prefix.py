@@ -1,10 +1,11 @@
 """The prefix cache: keeps keys and values of earlier prompts and answers for sequences with the same first tokens.
 
-A page has a slot for each of its tokens (`pool.py`), and is named by its first slot. States have slots, too.
+Keys and values are in pages. A page has a slot for each of its tokens (`pool.py`), and is named by its first slot.
+Recurrent states have slots of their own (`states.py`).
 
 The cache is a `RadixTree` over token ids. A node has a run of tokens, which follow the tokens of its parent, and holds
 the pages of these tokens. If a node begins inside a page, its first page also has the last tokens of its parent. So if
-several nodes on a path hold a page for the same positions, the page of the deepest node has the tokens of all of them.
+several nodes on a path hold a page for the same positions, the page of the deepest node has all their tokens.
 
 The longest common prefix is found exactly, to the token. Its whole pages are shared, and a partly used page is copied
 to a page of the new sequence. With `whole_pages`, only full pages are kept and reused. Without `whole_pages`, a client
@@ -16,8 +17,8 @@ When the pool has too few free pages, or the cache exceeds its bound, the cache 
 recently used first. Pages that sequences also hold stay allocated.
 
 In layers with a window, a sequence frees the pages that have left the window. So a prefix can be reused only if the
-tree still holds the pages just before the prefix's end. The caller must therefore call `insert` after each chunk of a
-prompt, before the sequence frees the pages of this chunk.
+tree still holds the pages just before the prefix's end. The caller must therefore call `insert` after each chunk
+(the part of a prompt that one pass computes), before the sequence frees the pages of this chunk.
 
 A model with recurrent states can reuse a prefix only if the state at exactly the end of the prefix is cached. `insert`
 keeps the states that the sequence has: the state after its last token, and the state at the last page boundary in its
@@ -55,8 +56,8 @@ class Node:
         parent: None for the root, and for a node that was removed.
         children: maps the first token id of each child to the child.
         last_use: the prefix cache's counter of uses when this node was last used.
-        evicted: the id of the token after this node's last token, if that token was evicted; None if none was. After
-            several evictions, the id of the last one.
+        evicted: the id of the token that was last evicted directly after this node's last token; None if no token
+            there was evicted.
         states: maps the length of a prefix, from start + 1 to end, to the slot of the held state after this prefix.
     """
 
@@ -111,7 +112,8 @@ class RadixTree:
             path: the nodes, from a child of the root on.
             n: the number of first tokens of the path that agree, from `walk`.
             step: 1; or the number of tokens per page, to reuse only whole pages. The returned length is a multiple of
-                `step`. It can also be `most`, inside a page, if all tokens of this page agree and are held.
+                `step`, or `most`. With whole pages, a `most` inside a page is returned only if all tokens of this page
+                agree and are held.
             most: the largest length.
         """
         n = min(n - n % step, most)
@@ -276,8 +278,8 @@ class HeldPages:
 
     Attributes:
         n_pages: for each group, the number of different pages that are held.
-        generations: for each group and page, how often the number of nodes that refer to it has fallen to 0. While this
-            count is the same, the contents of a held page are unchanged.
+        generations: for each group and page, how often the number of nodes that refer to the page has fallen to 0.
+            While this count is the same, the contents of a held page are unchanged.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -325,7 +327,7 @@ End = Literal["whole", "new", "differs", "evicted", "window", "state", "memory"]
 
 # The largest number of token ids that `Match.expected` and a node of `PrefixCache.snapshot` show.
 SHOWN = 8
-# The mask of the token id in an id of the tree, see `_of_adapter`.
+# The bits of an id of the tree that are the token id, see `_of_adapter`.
 ID = (1 << 32) - 1
 
 
@@ -437,7 +439,7 @@ class PrefixCache:
     def match(self, ids: Sequence[int] | np.ndarray) -> Match:
         """Return the longest prefix of ids that can be reused, without marking the prefix as used.
 
-        The ids are those of the tree, see `_of_adapter`: for the model without an adapter, token ids.
+        The ids are those that the tree stores (`_of_adapter`). Without a LoRA adapter, these are the token ids.
         """
         return self._match(ids)[0]
 
@@ -673,7 +675,7 @@ class PrefixCache:
 
 
 def _of_adapter(ids: Sequence[int] | np.ndarray, adapter: int) -> np.ndarray:
-    """Return the ids (n,) that the tree stores for token ids computed with a LoRA adapter.
+    """Return the ids (n,) that the tree stores for the token ids of a sequence that uses a LoRA adapter.
 
     The low 32 bits of an id are the token id, the higher bits the number of the adapter, 0 for none.
 

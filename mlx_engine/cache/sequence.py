@@ -35,7 +35,7 @@ class KVSequence:
         pending: number of tokens that were begun, and neither committed nor rolled back.
         capacity: the largest number of tokens.
         tables: a page table for each group of layers with the same window. A slot is the place of a token in the KV
-            store. An entry of a table is the first slot of the page, or -1 if the page is not allocated.
+            stores (`pool.py`). An entry of a table is the first slot of the page, or -1 if the page is not allocated.
         adapter: the number of the LoRA adapter with which the tokens are computed, which is its row in
             `Adapters.masks`; 0 for the model without an adapter.
     """
@@ -51,7 +51,8 @@ class KVSequence:
         self.tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
         # Entries [first, end) of a table are allocated pages; `end` is the same for all tables.
         self._firsts, self._end = [0] * len(pool.windows), 0
-        # Other holders of the pages may read the tokens before this position, so these tokens must not be overwritten.
+        # Other holders of the pages may read the tokens before this position. Before such a token is overwritten,
+        # `_allocate` copies its page if the page still has another holder.
         self._lent = 0
 
     @property
@@ -344,7 +345,8 @@ def _batch(
 def _runs(parts: Sequence[SequenceInput], lengths: Sequence[int]) -> np.ndarray:
     """Return the runs (n, 4) int64 of a pass: first row, number of rows, source slot, target slot.
 
-    In a run, the tokens of consecutive rows advance the recurrent state of one sequence, see `StateView`.
+    In a run, the tokens of consecutive rows advance the recurrent state of one sequence (`StateView` in
+    `backends/batch.py`).
     """
     runs, row = [], 0
     for part, n in zip(parts, lengths, strict=True):

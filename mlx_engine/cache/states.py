@@ -51,7 +51,8 @@ class StatePool:
     """The slots of the states of all sequences of a `KVPool`.
 
     Attributes:
-        stores: for each layer, the stores of its arrays; empty for a layer without a state.
+        stores: for each layer, a store (the memory of all slots) for each array of its state; an empty tuple for a
+            layer without a state.
         n_slots: the number of slots, free or in use, including the slot of zeros; 0 if no layer has a state.
         generations: for each slot, how often it has been allocated. While this count is the same, the contents of the
             slot are unchanged.
@@ -162,9 +163,9 @@ class SequenceState:
         self._pending: list[Snapshot] = []
         # A state inside the last committed pass, which is kept for the prefix cache.
         self._inside: Snapshot | None = None
-        # Which state of the pass that was begun last may become `_inside`. If the pass has a run for each token: only
-        # the state after `_only` tokens, or no state if `_only` is 0. For other passes, `_only` is None, and the state
-        # inside the pass becomes `_inside` if there is such a state.
+        # Which state of the pass that was begun last may become `_inside`. If the pass has a run for each token, only
+        # the state after `_only` tokens may, and none if `_only` is 0. For other passes, `_only` is None: a pass of two
+        # runs has one state inside, which becomes `_inside`.
         self._only: int | None = None
 
     @property
@@ -175,9 +176,9 @@ class SequenceState:
     def begin(self, first: int, n: int, inside: int | None = None, *, each: bool = False) -> None:
         """Take slots for the states of a pass over n tokens from position `first` on.
 
-        If position `inside` is inside the pass, the state after `inside` tokens is kept, too; without `each`, only if
-        two slots are free.
-        With `each`, the state after every token is kept until the pass is committed; this needs n free slots.
+        Without `each`, the state after the last token is kept. The state after `inside` tokens is kept, too, if this
+        position is inside the pass and two slots are free. With `each`, which needs n free slots, the state after every
+        token is kept until the pass is committed; then only the newest, and the one after `inside` tokens.
 
         Raises:
             ValueError: the newest state is not the state after `first` tokens, because only a part of a pass was

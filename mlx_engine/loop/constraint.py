@@ -164,7 +164,7 @@ class Matcher:
         return made
 
     def mask(self) -> Mask:
-        """Return the mask (V,) of the tokens that may come next: of all tokens, if the text is complete.
+        """Return the mask (V,) of the tokens that may come next. If the text is complete, the mask allows all tokens.
 
         Raises:
             ConstraintError: no token may come next, or llguidance reports an error.

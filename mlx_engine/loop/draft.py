@@ -7,7 +7,7 @@ committed or rolled back, too. All sequences share the passes of the draft model
 reads the new settled ids and gives the first proposed token, and each later pass gives one more proposed token.
 
 The draft model samples with the random numbers of the large model, so that both models often choose the same token. If
-its KV pool has too few pages for a sequence, the draft model proposes no tokens for this sequence.
+the draft model's KV pool has too few pages for a sequence, no tokens are proposed for this sequence.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST = 8
 
 
 def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
-    """Check that every id is the same token in both models. One model may have more ids, if these have no text.
+    """Check that every id is the same token in both models. One model may have additional ids without text.
 
     Raises:
         OptionError: an id has different texts in the two models; the message names the first such id.
@@ -69,11 +69,11 @@ class DraftModel:
         prefix: the draft model's own prefix cache.
 
     Args:
-        pool: the draft model's KV pool, made for as many sequences as the scheduler has slots. If the draft model has
-            recurrent states, the pool also has slots for the states after proposed tokens.
-        share: the number of parameters of the draft model, divided by that of the large model. The time of a pass is
-            assumed to have the same ratio until it has been measured.
-        whole_pages: see `PrefixCache`.
+        pool: the draft model's KV pool, made for as many sequences as the scheduler runs at the same time. If the draft
+            model has recurrent states, the pool also has room for the states after proposed tokens.
+        share: the number of parameters of the draft model, divided by that of the large model. Until a pass of the
+            draft model has been measured, its time is assumed to be `share` times that of the large model.
+        whole_pages: whether the prefix cache keeps and reuses only full pages.
     """
 
     name, most, n_hidden = DRAFT, MOST, 0
@@ -134,7 +134,8 @@ class DraftModel:
     def _next(self, sequence: Sequence, budget: int) -> SequenceInput | None:
         """Return the settled ids that the draft model runs next, at most `budget`.
 
-        Return None if there are none, or if the draft model cannot run them.
+        Return None if there are no such ids, or if the draft model cannot run them: the sequence is too long, or an id
+        is not in the draft model's vocabulary.
         """
         ids, held = sequence.ids, self._held.get(sequence)
         config = self.model.config
@@ -155,7 +156,8 @@ class DraftModel:
     def _settle(held: _Held, ids: abc.Sequence[int]) -> None:
         """Commit the pending ids that became part of the answer, and roll back the others.
 
-        The last id of the sequence is rolled back, too: it is run again, because its logits give the next proposal.
+        If the last id of the sequence is pending, it is always rolled back: it is run again, because its logits give
+        the next proposal.
         """
         kv, n = held.kv, 0
         following = ids[kv.length : len(ids) - 1]

@@ -61,7 +61,7 @@ def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
     `ids` has all tokens of the sequence. The sequence must have the default LoRA adapter.
 
     Raises:
-        NotFiniteError: a row has NaN or infinities. The error is made by `not_finite`.
+        NotFiniteError: a row has NaN or infinities; see `not_finite`.
     """
     be = model.backend
     for r, row in be.bad_rows(logits, be.row_sums(logits)).items():
@@ -101,7 +101,7 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray, adapter: int |
 
 
 def _run_again(ids: Sequence[int], adapter: int | None, model: Model) -> None:
-    """Run all tokens in a new KV cache, and report the logits of the last token as an intermediate value, "output"."""
+    """Run all tokens in a new KV cache, and report the logits of the last token as the intermediate value "output"."""
     be = model.backend
     with be.session(), np.errstate(all="ignore"):
         kv = model.new_kv(len(ids))

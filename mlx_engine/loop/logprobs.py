@@ -1,4 +1,4 @@
-"""Compute log-probabilities of tokens from the model's logits, without sampling options; compute their digest.
+"""Compute log-probabilities of tokens from the model's logits, before any sampling option; compute their digest.
 
 Equal logits give bit-identical log-probabilities on every processor. For this, the sum of exponentials is computed in
 float64 in one fixed order (`kernels/cpu/products/sum_exp.py`). The logarithm is computed by `natural_log` in this
@@ -29,8 +29,8 @@ class TokenLogprobs:
 
     Attributes:
         logprob: the natural logarithm of the token's probability, a float32 value.
-        top: the most likely tokens as pairs (token id, log-probability), most likely first; of equally likely tokens,
-            the lower id first.
+        top: the most likely tokens as pairs (token id, log-probability), most likely first. Equally likely tokens
+            are in ascending order of ids.
         rank: 1 plus the number of tokens that are more likely; None if the rank was not asked for.
         allowed: the sum of the probabilities of the tokens that the constraint allowed; None without a constraint.
     """
@@ -72,8 +72,7 @@ def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top:
     """Return the sum of the probabilities of the tokens that a mask (V,) allows.
 
     `top` is the largest logit, `log_sum` the logarithm of the sum of exp(logits - top). If the mask allows most tokens,
-    compute 1 minus the sum for the other tokens, which are fewer: the absolute error is then at most 1e-12. Otherwise,
-    the only errors are rounding errors of float64.
+    compute 1 minus the sum for the other tokens, which are fewer: the absolute error is then at most 1e-12.
     """
     is_most = 2 * int(np.count_nonzero(mask)) > len(mask)
     some = logits[np.flatnonzero(~mask if is_most else mask)]
@@ -87,8 +86,9 @@ def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top:
 def natural_log(x: float) -> float:
     """Return the natural logarithm of x > 0.
 
-    Only additions, multiplications and divisions are used, because IEEE 754 fixes how they are rounded: x = m * 2**e
-    with sqrt(1/2) <= m < sqrt(2), and log(m) = 2 (s + s**3 / 3 + s**5 / 5 + ...) with s = (m - 1) / (m + 1).
+    Only additions, multiplications and divisions are used, because IEEE 754 fixes how they are rounded. Write x as
+    m * 2**e with sqrt(1/2) <= m < sqrt(2). Then log(x) = e log(2) + log(m), and
+    log(m) = 2 (s + s**3 / 3 + s**5 / 5 + ...) with s = (m - 1) / (m + 1).
     """
     m, e = math.frexp(x)
     if m < _SQRT_HALF:

@@ -3,8 +3,8 @@
 A `Text` is a list of token ids with an index, as in LZ77 with hash chains: each pair of neighbouring ids belongs to a
 hash bucket, and each bucket has a chain of the places of its pairs. A search compares the last ids of a sequence with
 at most `CANDIDATES` places, over at most `LONGEST` ids each, so its time is bounded for every text. The match is the
-place where most ids agree. While the sequence continues in the same way as the text after the match, the match grows,
-and no search is needed. A text takes 12 to 16 bytes per token.
+place with the longest run of equal ids. While the sequence continues in the same way as the text after the match, the
+match grows, and no search is needed. A text takes 12 to 16 bytes per token.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from mlx_engine.loop import request as loop_request
 
-# The largest number of places that a search compares in each text, and of ids that it compares at each place.
+# A search compares at most CANDIDATES places in each text, and at most LONGEST ids at each place.
 CANDIDATES, LONGEST = 8, 32
 # The number of ids in a key of the index. A single id would predict the next id badly.
 KEY = 2
-# The smallest number of hash buckets of a text. A text has a power of two of buckets, at least one for each id.
+# The smallest number of hash buckets of a text. The number of buckets is a power of two, and at least that of the ids.
 FEWEST = 64
 _MULTIPLIER = 0x9E3779B1
 # MOST_OTHERS is the largest number of ids of ended sequences that are kept. END follows the ids of each of these
@@ -63,11 +63,11 @@ class Text:
             self._newest[bucket] = n
 
     def longest(self, tail: Sequence[int]) -> tuple[int, int]:
-        """Find the longest match of the end of `tail` in this text; return the match's end and its length.
+        """Find the longest match of the last ids of `tail` in this text; return `end` and `length` of the `Match`.
 
-        A match counts only if an id to propose comes after it. Of several matches with the same length, return the most
-        recent one. Only the `CANDIDATES` most recent places in the hash bucket of the last two ids of `tail` are
-        compared; return (0, 0) if none of them is a match. `tail` has at least two ids.
+        A match counts only if an id follows it in the text, because this id is proposed. Of several matches with the
+        same length, return the most recent one. Only the `CANDIDATES` most recent places in the hash bucket of the last
+        two ids of `tail` are compared; return (0, 0) if none of these places is a match. `tail` has at least two ids.
         """
         ids, n = self.ids, len(self.ids)
         a, b = tail[-2], tail[-1]
@@ -180,7 +180,10 @@ class Lookups:
         return Lookup(texts[0], [*texts[1:], *([] if self._others is None else [self._others])])
 
     def end(self, sequence: loop_request.Sequence) -> None:
-        """Keep the ids of an ended sequence, without its cached prefix, whose ids an earlier sequence had, too."""
+        """Keep the ids of an ended sequence for later searches, if `keeps_others` was set.
+
+        The ids that came from the prefix cache are left out, because an earlier sequence had the same ids.
+        """
         others = self._others
         if others is None:
             return

@@ -28,8 +28,8 @@ def spare_bytes(model: Model) -> int:
 def pool_for(model: Model, slots: int, kv_memory: int | None = None, n_proposed: int = 0) -> KVPool:
     """Return a KV pool for `slots` sequences, of at most `kv_memory` bytes (default: `spare_bytes`).
 
-    The pool has room for at most `slots` times as many tokens as the model's context. If the model has recurrent
-    states, the pool can also store the states after each proposed token of a pass, at most `n_proposed` tokens.
+    The pool has room for at most `slots` times the model's context length. If the model has recurrent states, the pool
+    can also store the states after each of `n_proposed` proposed tokens.
 
     Raises:
         OptionError: the size is too small for one page per sequence. Or the model runs on several ranks (processes),
@@ -74,7 +74,8 @@ class Traffic:
     Attributes:
         weights: bytes of the matrices that every token uses: those of the layers and the head, except routed experts.
         kv: maps each attention window to the bytes of one token's keys and values in all layers with this window. The
-            window None stands for layers that attend to every token.
+            window None stands for layers that attend to every earlier token; a window -C, for layers that attend within
+            chunks of C tokens.
         experts: maps each share (experts used per token / all experts of the layer) to the bytes of all experts in the
             layers with this share. `nbytes` estimates how many different experts the tokens of a pass use.
         state: bytes of the recurrent states of one sequence; 0 if the model has no such states.
@@ -121,7 +122,7 @@ def linears(value: Any) -> list[Linear]:
 
 
 def parts_of(value: Any, kinds: tuple[type, ...]) -> list[Any]:
-    """Return all parts of these types in `value`, an attribute of a model; search in its lists and dataclasses."""
+    """Return all objects of these types in `value`, an attribute of a model; search lists, tuples and dataclasses."""
     if isinstance(value, kinds):
         return [value]
     if isinstance(value, list | tuple):

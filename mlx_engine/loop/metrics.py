@@ -22,7 +22,7 @@ AT_ONCE = 1e-4
 
 @dataclass
 class Metrics:
-    """The times of one run, in seconds.
+    """The times of one run (the generation of one answer), in seconds.
 
     Attributes:
         passes: the time of each pass, in order.
@@ -30,7 +30,7 @@ class Metrics:
         sampling: the time of choosing each token, a part of the time of its pass; empty on a lazy backend, because its
             device chooses the tokens.
         phases: maps the name of each phase outside of passes, such as load, warm_up and tokenize, to its time.
-        n_more: number of new tokens minus the number of passes. A pass gives several if proposed tokens were right.
+        n_more: number of new tokens minus number of passes. A pass gives several tokens if proposed ones were right.
     """
 
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False, compare=False)
@@ -92,7 +92,7 @@ class Metrics:
         }
 
     def text(self, *, per_pass: bool) -> str:
-        """Return all metrics as text; with `per_pass`, also one line per pass, counted from 1."""
+        """Return all metrics as text; with `per_pass`, also one line per pass, numbered from 1."""
         forward = self.per_forward_ms
         spread = "—" if forward is None else "min {min:.3f} max {max:.3f} mean {mean:.3f} (n={n})".format(**forward)
         lines = [

@@ -24,7 +24,7 @@ from mlx_engine.loop.speculation import MOST_ROWS, PassCosts, append_choices, be
 from mlx_engine.options import MTP
 from mlx_engine.weights.model import ExtraLayer, Model
 
-# Of a prompt, the layer reads at most the last READ tokens. At most MOST tokens are proposed for a sequence at once.
+# The layer reads at most the last READ tokens of a prompt. At most MOST tokens are proposed for a sequence at once.
 READ, MOST = 256, 3
 
 
@@ -47,7 +47,7 @@ class NextTokens:
     Args:
         layer: the model's MTP layer and its head.
         pool: the memory for the layer's keys and values.
-        share: the assumed time of layer and head, divided by the time of a pass of the model.
+        share: the assumed time of a pass of layer and head, divided by that of a pass of the model.
     """
 
     name, most, n_hidden = MTP, MOST, READ

@@ -82,7 +82,7 @@ class Output:
 
     @property
     def marks(self) -> Sequence[int]:
-        """The indices at which the texts of control tokens begin, in the text including its held-back part."""
+        """The indices at which the texts of control tokens begin, in the text so far and its held-back part."""
         return self._text.marks
 
     def append(self, token: int, sampler: Sampler, n_logprobs: int | None = None) -> None:

@@ -61,8 +61,8 @@ class Request:
         n_prefilled: the largest number of tokens of the prompt that were in the KV cache so far. A preemption (the loss
             of a sequence's pages, after which the sequence is computed again) does not reduce it.
         n_steps: number of scheduler steps whose passes ran tokens of this request.
-        n_rows: number of tokens of all requests in these steps.
-        n_bytes: bytes of weights, keys and values that these steps read, if the scheduler counts them.
+        n_rows: number of tokens, of all requests, that these steps ran.
+        n_bytes: bytes of weights, keys and values that these steps read; 0 if the scheduler does not count them.
         decode_bytes: the part of `n_bytes` that the steps after the first new token have read.
         decode_seconds: the time of the passes in the steps after the first new token.
         predicted_ids: the tokens of a text that the answers may repeat (the option `prediction`), for drafters.
@@ -116,7 +116,7 @@ class Request:
 
     @property
     def longest(self) -> int:
-        """The most tokens of prompt and answer in the KV cache: all but the last one, which no pass runs."""
+        """The most tokens of prompt and answer in the KV cache: all but the answer's last token, which no pass runs."""
         return len(self.prompt_ids) + max(1, *(output.max_tokens for output in self.outputs)) - 1
 
 

@@ -26,7 +26,8 @@ class RowReader(ABC):
     """Reads the rows of the tokens at positions [start, end) of a prompt.
 
     Attributes:
-        kind: "logits" (R, V) of R tokens, or "hidden", the hidden states (R, D) after the last norm, without the head.
+        kind: "logits": the rows of R tokens are logits (R, V). "hidden": they are hidden states (R, D) after the last
+            norm.
         start: the position of the next row to read; it grows while the prompt is run. If the sequence is preempted and
             computed again, the rows before this position are skipped.
         end: the position after the last row to read.

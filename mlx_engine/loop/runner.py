@@ -50,8 +50,8 @@ class PassOutput(NamedTuple):
 
     Attributes:
         chosen: pairs of a chunk and the tokens that were chosen for it, one token per sampler.
-        failed: pairs of a chunk and the error that has ended it: its logits or hidden states are not finite, its
-            constraint allows no token, or a logits processor has failed.
+        failed: pairs of a chunk and the error that ends its request: the chunk's logits or hidden states are not
+            finite, its constraint allows no token, or a logits processor has failed.
         seconds: the time of these passes.
         sampling: the part of `seconds` in which tokens were chosen; None if it was not measured.
     """
@@ -72,7 +72,7 @@ class _Pass:
         n_rows: the number of rows of the logits or hidden states.
         reply: returns the logits; with pipeline stages, first waits for them. None once the tokens are chosen.
         check: the logits from which tokens were chosen, and the sums of their rows, for `Backend.bad_rows`.
-        rows: the logits or hidden states, if readers of requests get some of these rows.
+        rows: the logits or hidden states, if readers of requests get some of these rows; else None.
         sampling: the time of choosing tokens; None if it was not measured.
     """
 
@@ -91,7 +91,8 @@ class ModelRunner:
 
     Attributes:
         overlaps: whether, on a lazy backend, a pass is submitted before the tokens of the last one are on the host.
-            False on eager backends, and if several ranks (processes) share the model; for a pipeline, see `depth`.
+            False on eager backends, and if several ranks (processes) share the model, even if these ranks are a
+            pipeline with several passes in flight.
         depth: the largest number of passes that are in flight (submitted, but not settled).
         n_hidden: the number of tokens at the end of a sequence whose hidden states are kept, for a drafter that reads
             hidden states.
@@ -307,13 +308,14 @@ class ModelRunner:
         sums = be.row_sums(logits)
         submitted.check = logits, sums
         if not be.lazy and be.bad_rows(logits, sums):
-            # The chunks of bad rows fail when the pass is settled. Until then they need some valid token.
+            # The chunks of bad rows fail when the pass is settled. Make these rows finite, so that they give a valid
+            # token until then.
             logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
         draws: list[Draw] = []
         for chunk, sampler in pairs:
             try:
                 draws.append(sampler.draw())
-            except ConstraintError as error:  # no token is allowed: the chunk fails, and its token is not used
+            except ConstraintError as error:  # the chunk fails; the token of this default draw is not used
                 chunk.error = error
                 draws.append(Draw(Sampling(), (), 0.0))
         edited = logits

@@ -166,7 +166,7 @@ class Sampler:
         return Draw(sampling, [*prompt, *answer], u, len(prompt))
 
     def redraw(self, token: Token) -> Draw | None:
-        """Return the inputs for choosing again, with the mask, if the token was chosen without it and is forbidden.
+        """If the token was chosen without a mask and is not allowed, return the inputs for a new choice with the mask.
 
         Otherwise return None.
 
@@ -231,12 +231,12 @@ class Sampler:
         return token_logprobs(self._backend, row, chosen, n_top, self._settled.mask)
 
     def probability(self) -> float | None:
-        """Return the model's probability of the last settled token, before any sampling option; None without one."""
+        """Return the last settled token's probability, before any sampling option; None if no token is settled."""
         return None if self._settled is None else math.exp(self.logprobs().logprob)
 
 
 def best_of(samplers: Sequence[Sampler]) -> int | None:
-    """Return the number of largest logits that the samplers need; None if one needs all, or if there are none."""
+    """Return the number of largest logits that the samplers need; None if one needs all, or there is no sampler."""
     needs = [sampler.best for sampler in samplers]
     known = [n for n in needs if n is not None]
     return max(known) if known and len(known) == len(needs) else None

@@ -168,7 +168,7 @@ class Scheduler:
         self.waiting.append(Sequence.of(request, self.pool, self._model.backend))
 
     def cancel(self, request: Request, reason: FinishReason | None = None) -> None:
-        """End a request at once, and free its pages. Unfinished outputs get `reason` as their finish reason."""
+        """End a request at once, and free its pages. If `reason` is given, unfinished outputs end with this reason."""
         sequences = [one for one in (*self.waiting, *self.running) if one.request is request]
         for sequence in sequences if not self._is_broken else ():
             self._remove(sequence)
@@ -178,7 +178,10 @@ class Scheduler:
         self._stamp_end(request)
 
     def leave(self, request: Request) -> None:
-        """Cancel a request; if a step is running, after the step. The garbage collector may call this during a step."""
+        """Cancel a request. If a step is running, cancel the request after this step.
+
+        The garbage collector may call this during a step.
+        """
         self._left.append(request)
         while self._left and not self._is_stepping:
             self.cancel(self._left.popleft())

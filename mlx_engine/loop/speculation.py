@@ -2,16 +2,16 @@
 
 A drafter proposes the next ids of a sequence. The pass runs the answer's newest token, then the proposed ids, and
 computes a row of logits for each. The scheduler chooses tokens as it would without proposals, each from the row of the
-token before, until a chosen token differs from the proposed one. This chosen token is the next token of the answer. The
+previous token, until a chosen token differs from the proposed one. This chosen token also belongs to the answer. The
 keys, values and states of the wrong proposal and of all later proposals are discarded. So no answer depends on
 proposals if the bits of a row do not depend on the other rows of its pass (`fixes_rows`).
 
 The number of proposed tokens is chosen for each pass, so that the expected number of tokens per second is highest. The
 estimate uses the measured time of passes by their number of rows, and the share of earlier proposals that were right.
 The first proposed token is compared with the next token of the answer even if no pass has run the proposal, so the
-share is known before a wrong proposal costs time. Each sequence has a budget in tokens: accepted tokens are added, and
-the tokens that passes without proposals would have given in the added time are subtracted. When the budget is
-used up, nothing is proposed.
+share is known before a wrong proposal costs time. Each sequence has a budget in tokens: accepted tokens are added. The
+time that proposals added to passes is subtracted, as the number of tokens that passes without proposals would have
+given in this time. When the budget is used up, nothing is proposed.
 
 Lookup in earlier text (`lookup.py`) takes hardly any time. A *pass drafter* (`draft.py`, `mtp.py`) runs forward passes
 to propose tokens. It is called only for sequences in which its proposals are more likely to be right than those of
@@ -54,11 +54,11 @@ PRIOR = (0.15, 0.3, 0.5, 0.65, 0.8, 0.9, 0.6, 0.7)
 # estimates from few proposals would scatter. After LATEST proposals, the counts are halved, so that later ones count
 # more.
 WEIGHT, SHARED_WEIGHT, LATEST = 4.0, 32.0, 128
-# The budget of a sequence, in tokens (`Draft.budget`): its value at the start, and the amount that each token of the
-# answer adds. MOST_SAVED is the largest value of `Draft.account`, the net gain of proposals.
+# The budget of a sequence, in tokens (`Draft.budget`), is START at first. Each token of the answer adds PER_TOKEN.
+# MOST_SAVED is the largest value of `Draft.account`, the net gain of proposals.
 START, PER_TOKEN, MOST_SAVED = 0.75, 0.003, 8.0
 # The trust in the proposals of a sequence is a number of tokens, at most MOST_TRUST, that is added to its budget. A
-# right first token adds TRUST, and a wrong first token subtracts DOUBT. Without trust, a wrong proposal at the start of
+# right first proposed token adds TRUST, a wrong one subtracts DOUBT. Without trust, a wrong proposal at the start of
 # an answer that repeats its prompt would prevent proposals for fifty tokens. With eight requests at once, a proposed
 # token costs about half a token. So with a smaller MOST_TRUST, a few wrong proposals would stop the proposals of a
 # sequence in which nine of ten are right.
@@ -91,7 +91,7 @@ FEWEST_PARAMETERS = 1 << 28
 
 
 class Use(NamedTuple):
-    """Whether tokens are proposed for a model, the text that is printed about it (`why`), and the drafters' names."""
+    """Whether tokens are proposed for a model, the text that is printed about this (`why`), and the drafters' names."""
 
     is_on: bool
     why: str
@@ -140,7 +140,7 @@ class Drafter(Protocol):
         """Read new ids of the sequence's answer."""
 
     def propose(self, most: int) -> tuple[abc.Sequence[int], int]:
-        """Return at most `most` ids that may follow, and how many last ids of the sequence matched earlier text."""
+        """Return at most `most` ids that may follow, and how many of the sequence's last ids matched earlier text."""
 
 
 class Drafters(Protocol):
@@ -175,7 +175,7 @@ class PassDrafter(Protocol):
         """Return the ids that may follow the settled ids (those on the host) of each sequence.
 
         Args:
-            wanted: the largest number of ids for each sequence.
+            wanted: maps each sequence to the largest number of ids to propose.
             budget: the largest number of settled ids that this call reads, for all sequences together. A sequence gets
                 no proposed ids if some of its settled ids are still unread, or if the drafter lacks memory for it.
         """
@@ -244,7 +244,7 @@ class PassCosts:
             self._seconds[n_rows] = known + (LONGER if seconds > known else SHORTER) * (min(seconds, 2 * known) - known)
 
     def __call__(self, n_rows: int) -> float:
-        """Return the estimated time of a pass: in seconds if any pass was measured, else relative to one row."""
+        """Return the estimated time of a pass: in seconds if any pass was measured, else as a multiple of one row."""
         if self._n_new >= RENEW and self._seconds:
             self._curve, self._n_new = [self._estimate(n) for n in range(CURVE)], 0
         return self._curve[n_rows] if n_rows < CURVE else self._curve[-1] * _usual(n_rows) / _usual(CURVE - 1)
@@ -344,11 +344,11 @@ class Speculation:
     def propose(
         self, chunks: abc.Sequence[ScheduledChunk], is_settled: Callable[[Sequence], bool], n_pages: int
     ) -> None:
-        """Add proposed tokens to each chunk of a pass that continues an answer whose last token is on the host.
+        """Add proposed tokens to the chunks of a pass. A chunk is the tokens of one sequence in a pass.
 
-        A chunk is the tokens of one sequence in a pass. Proposals only use free pages: no cached page is evicted and no
-        sequence preempted for them. But cached recurrent states are evicted if too few slots are free for the states of
-        proposed tokens.
+        Only chunks that continue an answer whose last token is on the host get proposed tokens. Proposals only
+        use free pages: no cached page is evicted and no sequence preempted for them. But cached recurrent states are
+        evicted if too few slots are free for the states of proposed tokens.
 
         Args:
             chunks: all chunks of the pass.
@@ -464,7 +464,7 @@ class Speculation:
 
         Args:
             drafter: the pass drafter.
-            asking: the sequences without other proposals that are at least as likely right, and their drafts.
+            asking: pairs of a sequence and its draft. No sequence has other proposals at least as likely to be right.
             n_sequences: the number of sequences of the model's pass that may get proposals.
             n_rows: the number of rows of the model's pass without proposals.
         """
@@ -491,7 +491,10 @@ class Speculation:
     def _draft(
         self, drafter: PassDrafter, chunks: abc.Sequence[ScheduledChunk], drafts: abc.Sequence[Draft], n_rows: int
     ) -> None:
-        """If a gain is expected, call a pass drafter for the sequences without proposals that are as likely right."""
+        """If a gain is expected, call a pass drafter for some sequences, and keep its proposals in their drafts.
+
+        Sequences that have other proposals at least as likely to be right are left out.
+        """
         kind = KINDS[drafter.name]
         asking = [
             (chunk.sequence, draft)
@@ -513,7 +516,7 @@ class Speculation:
             found = {}
         seconds = time.perf_counter() - began
         self._drafting += seconds
-        if drafter.costs.is_known:  # limit the time, because the drafter may have read prompts, which is not a cost
+        if drafter.costs.is_known:  # limit the time: the drafter may have read prompts, too
             seconds = min(seconds, 2 * max(wanted.values()) * drafter.costs(len(wanted)))
         cost = len(chunks) * seconds / self.costs(n_rows) / max(1, len(found))
         for sequence, draft in asking:
@@ -645,7 +648,7 @@ def _may_ask(chunk: ScheduledChunk) -> bool:
 
 
 def _fitting(chunk: ScheduledChunk, n: int, n_pages: int, n_slots: int) -> int:
-    """Return how many of n proposed tokens fit into the pool beside `n_pages` pages and `n_slots` slots for states."""
+    """Return how many of n proposed tokens fit into the pool if `n_pages` pages and `n_slots` state slots are taken."""
     sequence, pool = chunk.sequence, chunk.sequence.kv.pool
     n, n_plain = min(n, pool.longest_pass - 1), sequence.n_pages(1)
     free = [pool.free_pages(group) for group, window in enumerate(pool.windows) if window is None]

@@ -254,9 +254,9 @@ class AsyncStream:
     """An asynchronous iterator over pieces of text: `async for piece in engine.astream(prompt)`.
 
     The forward passes run in a separate thread, so that the event loop is never blocked. The run begins when the first
-    piece is read, and each piece is computed when it is read. If the task is cancelled, `aclose()` is called, or
-    `async with` ends, the run ends after the current pass. Passes of several streams are interleaved. Only one task at
-    a time may read a stream.
+    piece is read, and each piece is computed when it is read. The run ends after the current pass if the task is
+    cancelled, if `aclose()` is called, or if `async with` ends. Passes of several streams are interleaved. Only one
+    task at a time may read a stream.
     """
 
     def __init__(self, begin: Callable[[], Stream]) -> None:
@@ -319,7 +319,7 @@ class AsyncStream:
         return next(self._stream, None)
 
     def _leave(self) -> Future[None] | None:
-        """Ask the thread to end the run. Return a future that is done when the run has ended; at later calls, None."""
+        """Ask the thread to end the run. Return a future that is done when the run has ended; None at later calls."""
         if self._is_closed:
             return None
         self._is_closed = True

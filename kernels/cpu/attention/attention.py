@@ -1,9 +1,10 @@
 """Softmax attention over pages of keys and values, which are read in place.
 
-A store is (2, G, slots, E): keys, then values, each contiguous per head, in a type of `stored.py`; or (1, G, slots, E),
-if the keys are also the values. A slot is the place of one token, and a page is a range of slots. In a pass, a sequence
-has queries only of its last tokens. Masks are not stored, float32 keys and values are not copied, and KV heads are not
-repeated. There are two tasks, which give the same bits. A thread runs a task on one chunk of work at a time:
+A store has the shape (2, G, slots, E): keys, then values, in one of the types of `stored.py`. If the keys are also the
+values, the shape is (1, G, slots, E). A slot is the place of one token, and a page is a range of slots. In a pass, only
+the last tokens of a sequence have queries. Masks are not stored, float32 keys and values are not copied, and KV heads
+are not repeated for their query heads. A task is a function that a thread runs on one chunk of work at a time. There
+are two tasks, which give the same bits:
 
 - decode (up to SMALL_BATCH query tokens in the pass): a chunk is one block of keys of one KV head, so that several
   threads share a long sequence
@@ -13,10 +14,10 @@ The order of summation does not depend on the number of queries or sequences of 
 new in the pass:
 
 - Keys are cut into blocks of BLOCK keys, counted from position 0.
-- A score is `scale * dot(query, key)`, with the dot product in the order of `tile.py`; with a soft cap it becomes
-  `cap * tanh(score / cap)`.
+- A score is `scale * dot(query, key)`; `tile.py` defines the order of the terms of the dot product. With a soft cap,
+  the score becomes `cap * tanh(score / cap)`.
 - The weight of a key is `2 ** (score - largest score of the block)`, because powers of 2 are cheaper than powers of e.
-  So `attend` multiplies by log2(e) beforehand: it multiplies `scale`, or with a soft cap, `cap`.
+  So `attend` multiplies `scale` (with a soft cap: `cap`) by log2(e) beforehand.
 - The weights of a block are added in 16 sums: sum l adds the weights of keys l, l + 16, ... of the block. Then sums
   that are 8, 4, 2 and 1 apart are added.
 - The weighted values of a block are added in the order of keys, from zero, by `sum = fma(weight, value, sum)`.
@@ -99,7 +100,8 @@ LOG2_E = np.float32(1.4426950408889634)
 # Prefetch distance in bytes.
 _AHEAD = 2048
 # A tile is up to `tile_vectors()` queries. _TILES tiles are multiplied with the same keys and values while these are in
-# the L1 cache. With one tile, the L2 cache is read at 21 bytes per cycle, nearly the L2 bandwidth of a Zen 3 core.
+# the L1 cache. With one tile at a time, the L2 cache would be read at 21 bytes per cycle, nearly the L2 bandwidth of a
+# Zen 3 core.
 # _NEAR is the number of floats of keys or values that the tiles read at a time: half of an L1 cache of 32 KB.
 _TILES, _NEAR = 2, 4096
 # In decode with several tiles of queries, rows that are not float32 are expanded to float32, _PIECE rows at a time, so
@@ -115,8 +117,8 @@ def _scores(
     """Write `dot(key j, query i)` to `scores[i * SCORES + j]` for keys j from `first` to `last - 1` and n queries i.
 
     The queries are at most two tiles. Up to three more scores may be written after the score of the last key. With
-    `far`, prefetch later keys and the values at address `values`. `far` is for a sequence with few queries: its keys
-    and values are not in a cache, and each is read only once.
+    `far`, prefetch later keys, and the values of these keys; `values` is the address of value 0. `far` is for a
+    sequence with few queries, whose keys and values are in no cache and are read only once.
     """
     row, middle, ahead = row_bytes(kind, width), _first_tile(n), _AHEAD if far else 0
     step = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
@@ -142,8 +144,8 @@ def _values(
 ) -> None:
     """Write `sum(scores[i * SCORES + j] * values[j * width + e])` to `found[i * row + e]` for n queries i.
 
-    The sum is over keys j from `first` to `last - 1`, in order. The queries are at most two tiles. If `begun` is not 0,
-    the sums begin with the values in `found`, not with 0.
+    `scores` has the weights (`_weights`). The sum is over keys j from `first` to `last - 1`, in order. The queries are
+    at most two tiles. If `begun` is not 0, the sums begin with the numbers in `found`, not with 0.
     """
     middle, stored = _first_tile(n), row_bytes(kind, width)
     keys = last - first if middle == n else max(TILE_ROWS, _NEAR // width)
@@ -170,7 +172,7 @@ def _squash(scores: Any, at: int, first: int, last: int, scale: Any) -> None:
 def _weights(scores: Any, at: int, first: int, last: int, begin: int, end: int, scale: Any) -> Any:
     """Replace the scores of a query for keys `first` to `last - 1` by weights, which are 0 outside of [begin, end).
 
-    Return the largest scaled score, and the sum of the weights.
+    Return the largest score, multiplied by `scale`, and the sum of the weights.
     """
     largest, least, factor = splat(LEAST), splat(LEAST), splat(scale)
     first -= first % LANES
@@ -260,7 +262,7 @@ def attend_block(
 def _expand_piece(kind: int, rows: int, j: int, stop: int, width: int, memory: int, by_value: int) -> None:
     """Expand rows j to `stop - 1` to floats at address `memory`, and prefetch later rows; row 0 is at address `rows`.
 
-    If `by_value` is not 0, also prefetch the rows that begin `by_value` bytes after the expanded rows.
+    If `by_value` is not 0, the rows are keys; also prefetch their values, which are `by_value` bytes after them.
     """
     row = row_bytes(kind, width)
     for at in range(j * row, stop * row, LINE_BYTES):
@@ -279,8 +281,9 @@ def _by_value(job: Any) -> int:
 
 @jit
 def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tokens: int, memory: int) -> int:
-    """Expand the keys and values of a block to which `n_tokens` tokens attend, the first of them at `position`.
+    """Expand the keys of a block to which any of `n_tokens` tokens attends, and their values.
 
+    The first of the tokens is at `position`.
     Return `memory`, the address of (2, BLOCK, E) floats; if the store is float32, expand nothing and return 0.
     """
     kind, width, start = job[TYPE], job[E], block * BLOCK
@@ -302,9 +305,9 @@ def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tok
 def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int, expanded: int) -> Any:
     """Find the longest run of a head's keys that begins at key j of a block and is contiguous in memory.
 
-    Return the address that key 0 of the block would have in this run, so that key i of the run is i rows after it; and
-    the number of the key after the run, which is at most `last`. The block begins at position `start`. If `expanded` is
-    not 0, it is the address of key 0, and all keys of the block are contiguous.
+    Return an address from which key i of the block, if it is in the run, is i rows away; and the number of the key
+    after the run, which is at most `last`. The block begins at position `start`. If `expanded` is not 0, it is the
+    address of key 0, and all keys of the block are contiguous.
     """
     if expanded != 0:
         return expanded, last
@@ -327,7 +330,7 @@ def first_visible(job: Any, position: int) -> Any:
 
 @jit
 def _visible(job: Any, position: int, start: int) -> Any:
-    """Return [begin, end): which keys of the block that begins at `start` the token at `position` attends to."""
+    """Return `begin, end`: the token at `position` attends to keys `begin` to `end - 1` of the block at `start`."""
     return max(0, first_visible(job, position) - start), min(BLOCK, position + 1 - start)
 
 
@@ -349,7 +352,7 @@ def join(sums: Any, to: int, found: Any, at: int, width: int) -> None:
 
 @jit
 def _join_sink(sums: Any, at: int, width: int, sink: Any) -> None:
-    """Join a sink, already multiplied by log2(e), to the running result: a key with score `sink` and value 0."""
+    """Join a sink to the running result, as a key with score `sink` (multiplied by log2(e)) and value 0."""
     before = get(sums, at + width)
     largest = max(before, sink)
     old_scale, new_scale = exp2_below(splat(before - largest)), exp2_below(splat(sink - largest))
@@ -442,7 +445,7 @@ def attend_decode(job: Any, chunk: int, scratch: int) -> None:
 
 @task
 def attend_prefill(job: Any, chunk: int, scratch: int) -> None:
-    """Compute attention of the queries of one KV head and one span of tokens, over all their blocks of keys.
+    """Compute attention of the queries of one KV head and one span of tokens, over all blocks of visible keys.
 
     The chunks of one head are consecutive, so that its keys stay in the cache. The last span of tokens, which has the
     most keys, is the head's first chunk: threads wait for each other at the end of a job, so the last chunks should be
@@ -535,10 +538,10 @@ def attend(
         n_heads: H.
         n_kv_heads: G.
         width: E, a multiple of 16, and of 32 if the store is Q8_0.
-        store: address of (2, G, slots, E).
+        store: address of the store, (`arrays`, G, slots, E).
         kind: the type of the store, one of `KV_TYPES`.
         slots: slots per head of the store.
-        arrays: 2, or 1 if the store has one array (1, G, slots, E) of keys, which are also the values.
+        arrays: 2, for keys and values; 1 if the keys are also the values.
         page: tokens per page.
         window: number of latest tokens that a token attends to; 0 means all. If the number is -C, the sequence is cut
             into ranges of C tokens from position 0 on, and a token attends only to its own range.

@@ -26,12 +26,13 @@ from ..products.norms import norm_rotate
 from .stored import put_row, row_bytes
 
 # Words (int64) of a job (`build/jobs.py`). In the input, tokens are ROW elements apart.
-# - For `norm_rope`, WHERE is the address of the tokens' rows in the cos/sin tables (int64). In the output, tokens are
-#   BY_TOKEN elements apart, and the heads of a token are BY_HEAD elements apart. If NORM_WEIGHT is 0, there is no norm.
-# - For `put_span`, WHERE is the address of the tokens' slots in the KV store (int64), and TYPE is the store's type.
-#   BY_TOKEN is the distance in bytes between slots, and BY_HEAD the distance in bytes between heads.
+# - For `norm_rope`, WHERE is the address of the tokens' positions (int64), which are row numbers of the cos/sin tables.
+#   In the output, tokens are BY_TOKEN elements apart, and the heads of a token are BY_HEAD elements apart. If
+#   NORM_WEIGHT is 0, there is no norm.
+# - For `put_span`, WHERE is the address of the tokens' slot numbers in the KV store (int64), and TYPE is the store's
+#   type. BY_TOKEN is the distance in bytes between slots, and BY_HEAD the distance in bytes between heads.
 X, ROW, HEADS, WIDTH, NORM_WEIGHT, NORM_EPS, COS, SIN, WHERE, OUT, TOKENS, BY_TOKEN, BY_HEAD, TYPE = range(14)
-# Number of tokens in a chunk, which one thread processes.
+# Number of tokens in a chunk of the job.
 SPAN = 32
 
 
@@ -138,7 +139,7 @@ def put_pair(
         store: address of the store.
         kind: the type of the store, one of the values of `layout.KV_TYPES`.
         n_slots: number of slots in the store.
-        slots: address of the tokens' slots, int64 (T,).
+        slots: address of the tokens' slot numbers, int64 (T,).
     """
     control, by_token = words(address), row_bytes(kind, width)
     by_head = n_slots * by_token

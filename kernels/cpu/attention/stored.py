@@ -2,8 +2,8 @@
 
 A row is the key or the value of one head and token. Rows are rounded when they are written, and attention converts
 stored rows to float32. So the bits of an output depend only on the stored numbers, and not on which keys are new in the
-pass. Stored rows are bit-identical to those of `mlx_engine/quant`: floats are rounded to the nearest, ties to even, and
-Q8_0 blocks are made as in ggml.
+pass. `mlx_engine/quant` rounds to the same bits: floats are rounded to the nearest, ties to even, and Q8_0 blocks are
+made as in ggml.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _ints(kind: Any, value: int) -> Any:
 
 
 def _row_at(builder: Any, row: Any, at: Any, kind: Any) -> Any:
-    """Generate the load of a value of type `kind`, a vector or a number, from byte `at` of a row on."""
+    """Generate the load of a number or vector of type `kind` that begins at byte `at` of a row."""
     loaded = builder.load(builder.bitcast(builder.gep(row, [at]), kind.as_pointer()))
     loaded.align = 1
     return loaded
@@ -137,7 +137,7 @@ def _put_bf16(typing: Any, address: Any, x: Any) -> Any:
 def _put_q8_0(typing: Any, address: Any, x: Any) -> Any:
     """Quantise the 32 floats at address `x` to a Q8_0 block at `address`.
 
-    If the product of an element and 1 / scale is not finite, its quant is 0.
+    An element's quant is 0 if the product of the element and 1 / scale is not finite.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -191,7 +191,7 @@ def put_row(kind: int, x: int, width: int, row: int) -> None:
 
 @jit
 def expand_rows(kind: int, rows: int, n: int, out: int) -> None:
-    """Convert whole rows of type `kind` (not KV_F32) at address `rows`, in all n elements, to floats at `out`."""
+    """Convert adjacent rows of type `kind` (not KV_F32), n elements in total, to floats at address `out`."""
     to = floats(out)
     if kind == KV_F16:
         for e in range(0, n, LANES):

@@ -70,8 +70,8 @@ def tanh(x: Any) -> Any:
     """Return `tanh(x)` within 3 units in the last place, also near 0; NaN for NaN.
 
     `tanh(x) = y / (y + 2)` with `y = e**(2 x) - 1`. As in `exp`, 2 x = n ln 2 + r, so y is
-    `2**n (e**r - 1) + (2**n - 1)`. For small x, n is 0, so y is `e**r - 1`, without cancellation. x is limited to
-    [-10, 10], because outside of this range, tanh(x) is 1 or -1 in float32.
+    `2**n (e**r - 1) + (2**n - 1)`. For small x, n is 0, so y is `e**r - 1`, which a polynomial gives without
+    cancellation. x is limited to [-10, 10], because outside of this range, tanh(x) is 1 or -1 in float32.
     """
     x = larger(splat(-20.0), smaller(splat(20.0), add(x, x)))
     n = _round(mul(x, splat(1.4426950408889634)))
@@ -92,8 +92,8 @@ def tanh(x: Any) -> Any:
 def _exponent_plus(typing: Any, a: Any, n: Any) -> Any:
     """Return `a * 2**n` for whole n, by adding n to the exponent bits of a.
 
-    `a * 2**n` must be at least 2**-127. If it is below 2**-126, the smallest normal float32, the returned number is
-    less than `a * 2**n`: for 2**-127, it is 0.
+    `a * 2**n` must be at least 2**-127. If `a * 2**n` is below 2**-126, the smallest normal float32, the returned
+    number is too small: 0 in place of 2**-127.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

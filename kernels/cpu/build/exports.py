@@ -56,7 +56,7 @@ class _Unoptimized(codegen.CPUCodeLibrary):  # type: ignore[misc]
         return 0
 
     def all_modules(self, seen: set[_Unoptimized]) -> Iterable[Any]:
-        """Yield the modules of this function and of all functions that it calls, except those in `seen`."""
+        """Yield the modules of this function and of all functions that it calls, except of those in `seen`."""
         waiting = [self]
         while waiting:
             library = waiting.pop()
@@ -106,13 +106,13 @@ class Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
         pass
 
     def set_env(self, env_name: str, env: Any) -> None:
-        """Do nothing: Numba's environments are only needed by code that calls Python, and kernels do not."""
+        """Do nothing: Numba's environments are only needed by code that calls Python, and kernels never call Python."""
 
     def optimized(self, module: Any, libraries: Iterable[_Unoptimized], kept: Iterable[str]) -> Any:
-        """Link a module with libraries and optimise it with Numba's passes; the names in `kept` stay exported.
+        """Link a module with libraries and optimise it with Numba's LLVM passes; the names in `kept` stay exported.
 
-        LLVM's passes over single functions take a twentieth of the compile time. Without them, kernels are up to a
-        tenth slower.
+        The passes over single functions take a twentieth of the compile time. Without them, kernels are up to a tenth
+        slower.
         """
         seen, names = set[_Unoptimized](), set(kept)
         for library in libraries:
@@ -175,7 +175,7 @@ def _export(module: Any, name: str, kind: Any, mangled: str) -> None:
 
 
 def _stop_here(module: Any, name: str) -> None:
-    """Define Numba's array destructor `name` as llvm.trap: it is never called, because kernels allocate no arrays."""
+    """Define Numba's array destructor `name` as a trap. It is never called, because kernels allocate no arrays."""
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer()]), name)
     builder = ir.IRBuilder(function.append_basic_block())
     builder.call(module.declare_intrinsic("llvm.trap", (), ir.FunctionType(ir.VoidType(), [])), [])
@@ -183,7 +183,7 @@ def _stop_here(module: Any, name: str) -> None:
 
 
 def main(parts: Sequence[str], triple: str = "") -> None:
-    """Write each part to stdout as soon as it is compiled: its length (8 bytes), its checksum, the object file."""
+    """Write each part to stdout once it is compiled: the length of the rest (8 bytes), a checksum, the object file."""
     translator = Translator.start(triple)
     for i, part in enumerate(parts, 1):
         code = sealed(compiled(translator, part))

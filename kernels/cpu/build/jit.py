@@ -1,7 +1,7 @@
-"""Decorators for kernels: `jit` compiles for this process, `task` and `entry` also export a function to the library.
+"""Decorators for kernels: `jit` compiles for this process; `exports.py` compiles the exports, `task`s and `entry`s.
 
 This module also sets Numba's cache folder to one that the user can write to, because Numba raises an error if the
-folder is read-only. `exports.py` compiles the exported functions.
+folder is read-only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy", "cache"
 TASK = types.void(types.CPointer(types.int64), types.int64, types.int64)
 _TYPES = {"i": types.int64, "f": types.float64}
 
-# {name: (function, type)} of the exported functions.
+# Maps the name of each exported function to the function and its type.
 EXPORTS: dict[str, tuple[Callable[..., Any], Any]] = {}
 
 

@@ -20,8 +20,8 @@ def whole_vectors(n: int) -> int:
 def input_row(n: int) -> int:
     """Return the distance in floats between input rows of n elements in scratch memory.
 
-    It is an odd number of SIMD vectors, so that a column's elements are spread over the sets of the L1 cache. At a
-    distance of 4,096 bytes (n = 1024), they would all be in one set.
+    The distance is an odd number of SIMD vectors, so that the elements of a column are spread over the sets of
+    the L1 cache. With rows 4,096 bytes apart (n = 1024), all elements of a column would be in one set.
     """
     return (n + LANES - 1) // LANES // 2 * 2 * LANES + LANES
 
@@ -56,7 +56,7 @@ SILU, GELU, CLAMPED_SWIGLU, GELU_ERF, RELU2 = 1, 2, 3, 4, 5
 DONE, STOP, ON = 0, 16, 17
 TASK, CHUNKS, THREADS, SCRATCH, SPINS, SLEEP, JOB, LEFT = 32, 33, 34, 35, 36, 37, 40, 256
 LINE = 16
-# The argument of the C function at address SLEEP. The system adds about 50 microseconds to each sleep.
+# The argument of the C function at address SLEEP. Each sleep takes about 50 microseconds longer than this.
 SLEEP_MICROSECONDS = 20
 # Bytes of a scratch memory. Each thread has one; the thread that submits a job has two (`jobs.scratch_of`).
 SCRATCH_BYTES = 4 << 20
@@ -87,10 +87,11 @@ OWN, TABLE = 22, 32
 WEIGHTS, ROWS, BIAS, COLUMN, CHUNK, FORMAT = range(6)
 # Words of a format (`format.py`):
 # - FOUR_ROWS, EXPAND: addresses of the kernel of gemv, and of the kernel that expands blocks to float32
-# - BLOCK_WEIGHTS, BLOCK_BYTES: weights and bytes of a quantised block of a row
+# - BLOCK_WEIGHTS, BLOCK_BYTES: number of weights and of bytes of a quantised block
 # - MOST_STORED: for at most this number of input vectors, rows are multiplied as they are stored
 # The next words are 0, except for a matrix that is multiplied in fixed point:
-# - PANEL: address of the kernel that expands rows to panels; PANEL_KIND: the kind of the format (`panels.py`)
+# - PANEL: address of the kernel that expands rows to panels (interleaved quants, `panels.py`); PANEL_KIND: the kind of
+#   the format, a sum of BIASED, HALVES, ...
 # - PANEL_MOST: for at most this number of tokens, rows are multiplied as they are stored
 # - EIGHT_ROWS: address of the kernel that multiplies rows as they are stored (`fixed_rows.py`)
 FOUR_ROWS, EXPAND, BLOCK_WEIGHTS, BLOCK_BYTES, MOST_STORED, FORMAT_WIDTH = range(6)
@@ -126,9 +127,9 @@ CHUNK_BYTES = 64 * 1024
 # model 3 to 5 % faster. Short jobs would have too few chunks of this size for all threads.
 MOST_CHUNK_BYTES, LONG_JOB = 128 * 1024, 16
 # In float32, a gemm chunk has GEMM_ROWS rows and up to GEMM_TOKENS input vectors. With a gate, half of the rows are of
-# the gate matrix, and half of the up matrix. With more rows, vectors would be read less often, and with more vectors,
-# rows would be expanded less often; but STRETCH columns of the expanded rows must fit into a core's L2 cache. If a job
-# has fewer than GEMM_CHUNKS chunks per thread, its chunks get fewer rows, because threads wait for the last chunk.
+# the gate matrix, and half of the up matrix. With more rows, vectors would be read less often. With more vectors, rows
+# would be expanded less often. But STRETCH columns of the expanded rows must fit into a core's L2 cache. If a job has
+# fewer than GEMM_CHUNKS chunks per thread, its chunks get fewer rows, because threads wait for the last chunk.
 GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 8
 # Up to this number of vectors, gemm expands only four rows at a time, so that the rows stay in the L1 cache.
 GEMM_NEAR = 48
@@ -145,13 +146,14 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 # - EX_PROJECT: address of the entry `project`; EX_NORM_...: a norm of the input, as in a block
 # - EX_ROUTER: address of the router's block; EX_ROUTER_NORM, EX_ROUTER_EPS: an RMS norm of the router's input (0: none)
 # - EX_COUNT: the number of experts X; EX_USED: the number of experts per row
-# - EX_NORMALIZE: whether the weights of a row are divided by their sum; EX_SUM_EPS: a float64 added to this sum
+# - EX_NORMALIZE: whether the weights of a row's experts are divided by their sum; EX_SUM_EPS: a float64 added to this
+#   sum
 # - EX_WIDTH: the width D of a row; EX_INNER: the largest inner width of an expert; EX_POST_NORM, EX_POST_EPS: an RMS
 #   norm of the sum of the experts (0: none)
 # - EX_SCALES: address of factors (X,) of the weights, or 0
 # - EX_SHARED, EX_SHARED_DOWN, EX_SHARED_WEIGHT: addresses of the blocks of a shared expert, or 0: gate and up; down;
 #   the linear layer that computes the expert's weight
-# - EX_ADDS: whether the residual is added; EX_SIGMOID: whether scores are sigmoids, not a softmax
+# - EX_ADDS: whether the residual is added; EX_SIGMOID: whether the router's scores are sigmoids, not a softmax
 # - EX_CHOICE_BIAS: address of a bias (X,) that affects only the choice of experts, or 0
 # - EX_GROUPS, EX_GROUPS_USED: the number of groups of experts, and in how many groups a row's experts may be;
 #   both are 0 if experts have no groups
@@ -166,10 +168,11 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
     EX_WEIGHS_INPUTS, EX_STATE, EX_NEXT, EX_TABLE,
 ) = range(28)  # fmt: skip
 # Words of the state of a mixture's experts, which kernels share with the thread that reads experts:
-# - STATE_NOTE: the note (below) that is written to the thread; STATE_NUMBER: the number of the mixture
+# - STATE_NOTE: the note (below) that a kernel sends to the thread; STATE_NUMBER: the number of the mixture
 # - STATE_FAILED: whether reading has failed
 # - STATE_WRITE, STATE_READ: addresses of the C functions `write` and `read`
-# - STATE_PIPE, STATE_ANSWERS: the pipes to the thread and from it; STATE_ANSWER: ANSWER_WORDS words for its answers
+# - STATE_PIPE, STATE_ANSWERS: file descriptors of the pipe to the thread, and of the pipe from it
+# - STATE_ANSWER: ANSWER_WORDS words, for the thread's answers
 # From STATE_ROWS on there are four arrays with a word for each expert: whether the expert is in memory; whether a pass
 # uses it (USE_...); how many tokens have chosen it; whether the previous layer's mixture has guessed it.
 (
@@ -190,7 +193,7 @@ NOTE_FEW, NOTE_MANY, NOTE_GUESS, NOTE_WAITS, NOTE_KINDS = range(5)
 def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int, *, waits: bool = False) -> int:
     """Return the number of floats of scratch memory that `run_experts` needs; an int64 counts as two floats.
 
-    With `waits`, experts may be read while the mixture runs. If there are also at most PROGRAM_TOKENS tokens, the
+    With `waits`, experts may be read while the mixture runs. With `waits` and at most PROGRAM_TOKENS tokens, the
     results of all (row, expert) pairs are kept until the end.
     """
     results = width * n_used if waits and n_tokens <= PROGRAM_TOKENS else width
@@ -201,8 +204,8 @@ def expert_scratch(n_tokens: int, n_experts: int, n_used: int, width: int, inner
 
 # ---- a program: the steps of a model's layers ----
 
-# Words of a program: the addresses of the entries and tasks that its steps call (0 for one that no step calls). The
-# steps begin at STEPS, with STEP_WIDTH words each.
+# Words of a program: the addresses of the entries and tasks that its steps call. The address is 0 if no step calls the
+# function. The steps begin at STEPS, with STEP_WIDTH words each.
 (
     ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_DECODE, TASK_ATTEND_PREFILL, ENTRY_HEADS, ENTRY_PUT, TASK_PUT_SPAN,
     ENTRY_NORM_ADD, ENTRY_EXPERTS, ENTRY_GATE, TASK_GATE, ENTRY_CONVOLVE, ENTRY_DELTA, ENTRY_SPACE, STEPS,

@@ -27,7 +27,8 @@ from .prebuilt import SharedCode, find
 
 # The package `kernels.cpu`, by the name under which it was imported.
 PACKAGE = __name__.removesuffix(".build.library")
-# {part: modules} of the parts that every model needs. There are two, so that two processes can compile in parallel.
+# Maps the parts that every model needs to their modules. There are two parts, so that two processes can compile at the
+# same time.
 BASE = {
     "products": (
         "build.jobs",
@@ -43,7 +44,7 @@ BASE = {
 # FIXED is the part that all products in fixed point need. The fixed-point kernels of each format are a separate part,
 # whose name is the format's name followed by FIXED_END.
 FIXED, FIXED_END = "fixed", ".fixed"
-# {part: modules} of all parts except formats.
+# Maps all parts except those of formats to their modules.
 MODULES = {
     **BASE,
     "experts": ("products.experts",),
@@ -51,7 +52,7 @@ MODULES = {
     FIXED: ("products.fixed", "products.fixed_gemv"),
     "roofline": ("roofline",),
 }
-# {exported function: its part}, for the parts that are not in `BASE` and belong to no format.
+# Maps exported functions to their parts, for the parts that are not in `BASE` and belong to no format.
 _HOMES = {
     name: part
     for part, names in {
@@ -69,7 +70,7 @@ FORMATS = (
     "mxfp4",
 )  # fmt: skip
 HOW_TO_COMPILE = "Numba, which compiles the kernels, is not installed: pip install numba"
-# {name: types of the arguments} of the functions that Python calls: i is an integer or an address, f a float64.
+# Maps the functions that Python calls to the types of their arguments: i is an integer or an address, f a float64.
 ENTRIES = {
     "work_until_idle": "iii",
     "project": "iiiiiii",
@@ -132,7 +133,8 @@ def features() -> str:
     """Return the features of the processor to compile for, as LLVM names them.
 
     If NUMBA_CPU_FEATURES is set, return its value. Otherwise, if NUMBA_CPU_NAME is set, return "", because the name
-    implies the features. Otherwise return the features of this processor. Disable AMX if the system does not permit it.
+    implies the features. Otherwise return the features of this processor. If the system does not permit AMX, disable
+    AMX in the returned features.
     """
     from llvmlite import binding
 
@@ -224,7 +226,7 @@ def sealed(code: bytes) -> bytes:
 
 
 def opened(content: bytes) -> bytes | None:
-    """Return sealed code without its checksum; None if the code is damaged, because LLVM would abort the process."""
+    """Return sealed code without its checksum; None if it is damaged (loading it would abort the process)."""
     code = content[_CHECK:]
     return code if hashlib.sha256(code).digest() == content[:_CHECK] else None
 
@@ -297,14 +299,14 @@ class Library:
         """Load these parts. Parts that have not been compiled yet are compiled in parallel.
 
         Raises:
-            ImportError: Numba is not installed.
+            ImportError: a part has to be compiled, and Numba is not installed.
             LookupError: the process uses the machine code that came with the package, and this code lacks a part.
             RuntimeError: the parts cannot be compiled.
         """
         missing = [part for part in dict.fromkeys(parts) if part not in self._parts]
         if missing and isinstance(found := _prebuilt(), SharedCode):
             # Parts that the prebuilt code lacks are not compiled. New code would be for this processor, and prebuilt
-            # code may be for an older one. Code for different processors may use different memory layouts.
+            # code may be for an older one. The two may use different memory layouts, so they cannot be mixed.
             absent = [part for part in missing if part not in found.parts]
             if absent:
                 raise LookupError(f"the machine code that came with this package has no {', '.join(absent)}")
@@ -371,8 +373,8 @@ def _silent(parts: Sequence[str]) -> Iterator[Callable[[str], None]]:
     yield lambda part: None
 
 
-# A hook to report progress. It is called with the parts that will be compiled. The context that it returns yields a
-# function, which is called with each part that has been compiled.
+# A hook to report progress. It is called with the parts that will be compiled, and returns a context manager. The
+# context yields a function, which is called with each part that has been compiled.
 announce: Callable[[Sequence[str]], contextlib.AbstractContextManager[Callable[[str], None]]] = _silent
 
 
@@ -418,7 +420,7 @@ def _read(file: Path) -> bytes | None:
 
 
 def _write(file: Path, code: bytes) -> None:
-    """Write the code atomically, because other processes may write the same file. Ignore errors such as a full disk."""
+    """Seal and write code, atomically: other processes may write the same file. Ignore errors such as a full disk."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with draft(file) as part:

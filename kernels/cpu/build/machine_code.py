@@ -31,8 +31,8 @@ main({parts!r}, {triple!r})
 # The largest number of processes that compile at the same time; each takes 300 MB.
 MOST = 8
 _FORMAT = "a format"
-# Seconds that a core of a Zen 5 takes to compile each part (a set of kernels that are compiled together). The first
-# two entries are for the float32 and the fixed-point kernels of a format. START is the time to start a process.
+# Maps each part (a set of kernels that are compiled together) to the seconds that a Zen 5 core takes to compile it. The
+# first two entries are for the float32 and the fixed-point kernels of a format. START is the time to start a process.
 SECONDS = {_FORMAT: 1.7, FIXED_END: 0.8, "products": 4.5, "attention": 6.0, "experts": 1.1, "states": 1.2, FIXED: 2.4}
 START = 1.0
 
@@ -105,13 +105,14 @@ def _started(
     code = _CHILD.format(package=PACKAGE, path=path, parts=list(parts), triple=triple, alive=alive)
     # Without highlighting, Numba spends no time on the colours of the many error messages that it catches itself.
     environment = {**os.environ, COMPILING: "1", "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": "1"}
-    # Pass the CPU features of this process, which runs the code: the system may permit AMX only to the child.
+    # Pass the CPU features of this process, which runs the code. The child might find others, because the system may
+    # permit AMX only to the child.
     environment["NUMBA_CPU_FEATURES"] = target.features if target else features()
     if target:
         environment["NUMBA_CPU_NAME"] = target.processor
     no_input, pipe = subprocess.DEVNULL, subprocess.PIPE
     # The pipe is unbuffered, because a selector does not notice bytes in a buffer. The child is in a new session, so
-    # that Ctrl-C does not end the child, which would be reported as a failed compilation.
+    # that Ctrl-C does not end the child: its end would be reported as a failed compilation.
     return subprocess.Popen(
         [sys.executable, "-c", code],
         bufsize=0,
@@ -151,10 +152,11 @@ def _read(pipe: IO[bytes], n: int) -> bytes:
 
 # There is one lock per part. If several processes need the same part, one compiles it and the others wait.
 
-# The environment variable that marks a compiling process, which must not start more compiling processes. It would do so
-# if a user's program has the name of a standard module: the compiling process then imports, and so runs, this program.
+# The environment variable that marks a compiling process, which must not start more compiling processes. If a user's
+# program has the name of a standard module, a compiling process imports this program in place of the module, and so
+# runs the program, which would start more.
 COMPILING = "MLX_ENGINE_COMPILING"
-# Seconds to wait for a lock, whose process may be suspended. On two busy cores, compilation took 44 seconds.
+# Seconds to wait for a lock; its holder may be suspended. On two busy cores, compilation took 44 seconds.
 PATIENCE = 120.0
 
 

@@ -85,7 +85,7 @@ def _at(context: Any, builder: Any, signature: Any, words: Any, index: Any) -> A
 
 @intrinsic
 def read(typing: Any, words: Any, index: Any) -> Any:
-    """Load `words[index]` atomically. If `write` stored it, all earlier writes of the storing thread are visible."""
+    """Load `words[index]` atomically. If `write` stored it, the storing thread's earlier writes are visible here."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_at(context, builder, signature, *args), "seq_cst", 8)

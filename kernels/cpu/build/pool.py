@@ -1,7 +1,7 @@
 """The pool of worker threads. `jobs.py` defines their jobs, which are divided into chunks.
 
 After its last chunk, a worker thread polls for new chunks for PATIENCE seconds, in compiled code. Then the thread
-parks: it blocks until `wake` is called. It does not park at once, because waking it takes longer than a small job.
+parks: it blocks until `wake` is called. Threads do not park at once, because waking one takes longer than a small job.
 While the control word ON is 1, more jobs follow, and no thread parks. The thread that submits a job calls `wake` before
 the job but does not wait for the parked threads, so the job may be finished before they run.
 """
@@ -95,7 +95,7 @@ class _Shared:
         return polls / least
 
     def park(self, me: int) -> None:
-        """Block until the next call of `wake`. If ON is 1, return at once: more jobs follow without a `wake`."""
+        """Block until the next call of `wake`. If ON is 1, return at once: more jobs follow without another `wake`."""
         # Add the thread to `parked` before ON is checked, so that a `wake` after the check wakes this thread.
         self.parked.add(me)
         if not self.control[ON]:
@@ -110,7 +110,7 @@ class _Shared:
 
 
 def _aligned(n: int) -> np.ndarray:
-    """Return `n` int64 zeros, from an address that is a multiple of LINE words: threads then share no cache line."""
+    """Return `n` int64 zeros, aligned to LINE words, so that the words of two threads share no cache line."""
     memory = np.zeros(n + LINE, dtype=np.int64)
     shift = (-memory.ctypes.data // 8) % LINE
     return memory[shift : shift + n]

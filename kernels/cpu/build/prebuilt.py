@@ -43,11 +43,11 @@ class Target(NamedTuple):
 
 _V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-# What code for LLVM's processor cortex-a76 may use: dot products, float16 arithmetic and atomic instructions.
+# The instruction sets of code for LLVM's processor cortex-a76: dot products, float16 arithmetic, atomic instructions.
 _DOT = frozenset({"asimd", "asimddp", "asimdhp", "atomics"})
-# {name: target}. Of the targets for one machine, the fastest is first. Measured on a Zen 5 with `--activations i16`:
-# the prefill time of x86-64-v4-vnni is 0.86 of that of x86-64-v4. The target x86-64-v3 has LLVM's processor `haswell`,
-# because the decode time of this code is 0.86 of that of code for LLVM's processor "x86-64-v3".
+# Maps the names of targets to the targets. Of the targets for one machine, the fastest is first. Measured on a Zen 5
+# with `--activations i16`: x86-64-v4-vnni takes 0.86 of the prefill time of x86-64-v4. The target x86-64-v3 has LLVM's
+# processor `haswell`, because this code takes 0.86 of the decode time of code for LLVM's processor "x86-64-v3".
 TARGETS = {
     "x86-64-v4-vnni": Target("x86_64", "x86-64-v4", "+avx512vnni,+avx512vbmi", _V4 | {"avx512_vnni", "avx512vbmi"}),
     "x86-64-v4": Target("x86_64", "x86-64-v4", "", _V4),
@@ -112,7 +112,7 @@ def _fits(target: Target) -> bool:
 
 
 def _loaded(name: str, listed: Mapping[str, Any]) -> SharedCode | str:
-    """Load the library of target `name`, or return why it cannot be used. `listed` is its entry in the manifest."""
+    """Load the library of target `name`, or return why it cannot be used. `listed` is the manifest's entry."""
     file = FOLDER / listed["file"]
     try:
         if hashlib.sha256(file.read_bytes()).hexdigest() != listed["sha256"]:

@@ -152,7 +152,7 @@ def call_llvm(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any
 
 @intrinsic
 def zeros(typing: Any) -> Any:
-    """Return 0 in every lane."""
+    """Return a vector of zeros."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return ir.Constant(_VECTOR, None)
@@ -162,7 +162,7 @@ def zeros(typing: Any) -> Any:
 
 @intrinsic
 def splat(typing: Any, scalar: Any) -> Any:
-    """Return a float32 in every lane."""
+    """Return a vector with the float32 `scalar` in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return everywhere(builder, args[0])
@@ -268,7 +268,7 @@ def store(typing: Any, floats: Any, at: Any, value: Any) -> Any:
 
 @intrinsic
 def stream(typing: Any, floats: Any, at: Any, value: Any) -> Any:
-    """Store 16 floats at a multiple of 64 bytes without reading their cache line, for data that is not read soon.
+    """Store 16 floats at a multiple of 64 bytes, without first reading the cache line; for data that is not read soon.
 
     Only `fence` orders these stores before later stores.
     """
@@ -349,7 +349,7 @@ def fms(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def _choice(comparison: str) -> Any:
-    """Make the function that returns, lane by lane, a if its comparison with b is true, else b."""
+    """Make the function that compares the lanes of a and b; it returns a's lane where the result is true, else b's."""
 
     @intrinsic
     def choose(typing: Any, a: Any, b: Any) -> Any:
@@ -449,7 +449,7 @@ def _two(builder: Any, a: Any, b: Any, distance: int) -> Any:
 
 
 def _one(builder: Any, a: Any, distance: int) -> Any:
-    """Add lanes that are `distance` apart; return a vector of half the lanes."""
+    """Add lanes that are `distance` apart; return a vector with half as many lanes."""
     low = [lane for lane in range(a.type.count) if not lane & distance]
     return builder.fadd(lanes(builder, a, a, low), lanes(builder, a, a, [lane + distance for lane in low]))
 

@@ -123,7 +123,7 @@ def _quants_of(bits: int, *, clean: bool) -> Any:
 
 
 def _by_bytes(builder: Any, packed: Any, bits: int) -> Any:
-    """Return 16 quants as words: copy the one or two bytes with a quant's bits to a word, and shift the word."""
+    """Return 16 quants as words: copy the one or two bytes that have a quant's bits to a word, and shift the word."""
     firsts, shifts = zip(*(divmod(i * bits, 8) for i in range(LANES)), strict=True)
     places = [p for byte in firsts for p in (byte, min(byte + 1, 2 * bits - 1), byte, byte)]
     mask = ir.Constant(ir.VectorType(_I32, 4 * LANES), places)
@@ -170,7 +170,7 @@ _PIECE = 64 if WIDE else 32
 
 
 class Kernels(NamedTuple):
-    """The sizes and kernels of an affine format, under the names that modules of other formats use (`format.py`)."""
+    """The sizes and kernels of an affine format, under the names that they have in the modules of other formats."""
 
     BLOCK: int
     BLOCK_BYTES: int

@@ -31,8 +31,9 @@ class Parts(NamedTuple):
 class Reference:
     """The reference of a format, made by decorating the function `parts` that unpacks the format's blocks.
 
-    The docstring of `parts` has the formula and the shape of the weights. In the formulas, q is a quant, and d,
-    dmin, m and e are fields of the block. K-quants and IQ4_XS store scale and minimum as integers.
+    The docstring of `parts` has the formula and the shape of the weights. In the formulas, q is a quant, and d, dmin,
+    m and e are fields of the block. In K-quants and IQ4_XS, `scale` and `minimum` are integers of a sub-block. `level`
+    is the number to which a table below maps the quant.
     """
 
     def __init__(self, parts: Callable[..., Parts]) -> None:

@@ -2,8 +2,8 @@
 
 Activations are quantised to int16, with a scale per block of 32 columns; `products/fixed_numpy.py` defines the
 arithmetic. Within a block, the sum of the products of quants is an exact integer, so the order of its terms is free.
-The sums of 8 rows are then multiplied by the scales of the rows and of the token, and added to 8 floats, one lane per
-row.
+The sums of 8 rows are then multiplied by the scales of the rows and of the token, and added to a vector of 8 floats,
+one per row.
 
 A register holds 16 columns of several rows, 16 bytes per row: two rows with AVX2, four with AVX-512, one with NEON. A
 register of sums has four int32 partial sums of each row, also in 16 bytes. There are two forms of operands:
@@ -65,8 +65,8 @@ RECORD_BYTES = 96
 #   TIMES_OF_HALVES
 SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
 # Files store quant + 8 for Q4_0 and quant + 32 for Q6_K. So 8 or 32 times the sum of the token's quants must be
-# subtracted from a sum of products. A record has this sum multiplied by -8 for 32 columns, and by -32 for each 16
-# columns, because Q6_K has a scale for each 16. So one addition is enough.
+# subtracted from a sum of products. So that one addition is enough, a record has the sum of the token's quants times -8
+# for 32 columns, and times -32 for each 16 columns, because Q6_K has a scale for each 16 columns.
 TIMES_OF_WHOLE, TIMES_OF_HALVES = -8, -32
 
 # The forms in which the quants of rows are stored:
@@ -93,7 +93,7 @@ packed_16 = Vector(types.int8, ir.VectorType(_I8, 16))
 
 
 def _blocks_at_once(block_bytes: int, words: int) -> int:
-    """Return the number of blocks whose scales one load of 64 bytes reads, 2 or 4; 0 if neither is possible.
+    """Return how many blocks' scales one load of 64 bytes reads: 2 or 4, or 0 if neither is possible.
 
     `words` is `Scales.words`. Only AVX-512 has such loads. The blocks have at least 64 bytes together, so that the load
     does not read beyond them.
@@ -105,8 +105,8 @@ def _blocks_at_once(block_bytes: int, words: int) -> int:
 def _scales_of_blocks(block_bytes: int, words: int) -> Any:
     """Make the function that returns the scales and the offsets of `_blocks_at_once` blocks of the rows at 8 addresses.
 
-    `words` is 1 for scales only, 2 for scales and offsets. 64 bytes of each row are loaded. One shuffle per row moves
-    the row's scales to the lanes of this row, and another one moves the row's offsets.
+    `words` is 2 for scales and offsets. It is 1 for scales only; the scales are then returned twice. 64 bytes of each
+    row are loaded. One shuffle per row moves the row's scales to the row's lanes, and another one moves its offsets.
     """
     n = _blocks_at_once(block_bytes, words)
     several = types.UniTuple(floats_8, n)
@@ -230,7 +230,7 @@ def _minus(typing: Any, a: Any) -> Any:
 def put_scales_of_6(to: int, rows: Any, at: int) -> None:
     """For the Q4_K or Q5_K blocks at byte `at` of 8 rows, write 8 scales and 8 negated minima to address `to`.
 
-    `load_scales_of_6` describes the bits.
+    `quants.load_scales_of_6` describes how a block stores them.
     """
     factors, low, low_of_minima, rest = words_of_rows(rows, at)
     factor, factor_of_minima = halves_of_words(factors)
@@ -264,7 +264,7 @@ def _in_registers(builder: Any, rows: list[Any]) -> list[Any]:
 def _nibbles(builder: Any, registers: list[Any], *, in_place: bool = False) -> tuple[list[Any], list[Any]]:
     """Return the low four bits and the high four bits of bytes; with `in_place`, the high bits are not shifted right.
 
-    x86-64 has no shift of bytes, so int16 are shifted.
+    x86-64 has no shift of bytes, so pairs of bytes are shifted as int16, and then masked.
     """
     n = registers[0].type.count
     if in_place:
@@ -315,8 +315,8 @@ def _unpacked(builder: Any, rows: list[Any], places: list[Any], stored: int) -> 
 
     If the form `stored` is not in `_BLOCKS`, `rows` has the quants of 8 rows for each block. One list is yielded, whose
     blocks have all their registers. If the form is in `_BLOCKS`, `rows` has the addresses of 8 rows, and `places` the
-    byte offsets of parts of 16 bytes. Several lists are then yielded. Each list has all blocks, but only two
-    registers of each half of a block, because AVX2 has too few registers for all of them at once.
+    byte offsets of parts of 16 bytes. A list then has all blocks, but only two registers of each half of a block,
+    because AVX2 has too few registers for all rows at once. So AVX-512 needs one list, AVX2 two, and NEON four.
     """
     if stored not in _BLOCKS:
         yield [_halves_of(builder, rows[at : at + ROWS], stored) for at in range(0, len(rows), ROWS)]
@@ -340,7 +340,7 @@ def _unpacked(builder: Any, rows: list[Any], places: list[Any], stored: int) -> 
 
 
 def _pair_products(builder: Any, a: Any, b: Any) -> Any:
-    """Multiply int16, and return the sums of each two adjacent products."""
+    """Multiply int16 numbers, and return the sum of each two adjacent products."""
     n = a.type.count
     if pair_dot():
         name = {16: "llvm.x86.avx2.pmadd.wd", 32: "llvm.x86.avx512.pmaddw.d.512"}[n]
@@ -547,7 +547,10 @@ def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1)
 
 
 def _put_products(n: int) -> Any:
-    """Make the function that writes products of rows 2 r and 2 r + 1 with token t to `y + r * apart + t * y_row`."""
+    """Make the function that writes products of rows 2 r and 2 r + 1 with token t to `y + r * apart + t * y_row`.
+
+    `y` is an address; `apart` and `y_row` are distances in bytes.
+    """
 
     @intrinsic
     def put(typing: Any, y: Any, apart: Any, y_row: Any, products: Any) -> Any:
@@ -586,7 +589,7 @@ def far_and_near(row_bytes: int, ahead: int) -> Any:
 
 @jit
 def prefetch_lines(rows: Any, line: int, until: int, places: Any) -> int:
-    """For each cache line of 8 rows from byte `line` to `until - 1`, prefetch the line that is read later.
+    """For each cache line of 8 rows from byte `line` to `until - 1`, prefetch the line at the distance in `places`.
 
     `places` is the result of `far_and_near`. Return the first byte of the next line.
     """
@@ -723,8 +726,9 @@ def eight_rows_by_parts(
     then scale 1 of all rows, ..., then likewise the negated minima, if there are any.
 
     `quants(blocks, at, p)` returns quants 64 p to 64 p + 63 of the block at byte `at`: two vectors of 32 quants, in the
-    form `stored` (BYTES, ...). For two forms, `quants(p)` instead returns byte offsets in a block, one for each part of
-    16 bytes: for NIBBLES_OF_64 those of quants 64 p to 64 p + 63, for SIX_BITS_OF_128 those of 128 p to 128 p + 127.
+    form `stored` (BYTES, ...). For the forms NIBBLES_OF_64 and SIX_BITS_OF_128, `quants(p)` instead returns byte
+    offsets in a block, one for each 16 bytes of packed quants: with NIBBLES_OF_64, of quants 64 p to 64 p + 63; with
+    SIX_BITS_OF_128, of quants 128 p to 128 p + 127.
 
     `kind` is a sum of HALVES and BIASED (`panels.py`), or 0. `minus`, which is subtracted from every quant, is a
     multiple of 8; with HALVES, a multiple of 32.
@@ -809,7 +813,7 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
     ) -> None:  # fmt: skip
         """Write `dot(row r of range i, token t)`, computed in fixed point, to `y[i * apart + r + t * y_row]`.
 
-        Two rows of each of four ranges are multiplied at the same time (`fixed_gemv.py` has the reason).
+        Two rows of each of four ranges of matrix rows are multiplied at the same time (`fixed_gemv.py` has the reason).
 
         Args:
             n_tokens: 1 or more.
@@ -823,7 +827,7 @@ def _for_tokens(make: Callable[[int], Any]) -> Any:
             apart: distance in y, in elements, from one range to the next.
             y_row: distance in y, in elements, from one token to the next.
             ahead: prefetch distance in bytes.
-            scratch: address of FORMAT_SCRATCH bytes of scratch memory.
+            scratch: address of `format.FORMAT_SCRATCH` bytes of scratch memory.
         """
         for i in range(0, count, 2):
             now, then, to = i * step, (i + 1) * step, y + 4 * i

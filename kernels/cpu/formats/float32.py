@@ -20,13 +20,13 @@ def weights(rows: Any, at: int) -> Any:
     return (load_floats(rows, at),)
 
 
-# For gemv, 16 weights are treated as a block.
+# BLOCK is 1, so that `expand` accepts any number of weights. Gemv multiplies 16 weights at a time, like a block.
 four_rows = make_four_rows(LANES, 4 * LANES, weights)
 
 
 @jit
 def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int) -> None:
-    """Copy `weights[at : at + n]` to `out[to:]`, in the order of `format.expand`. Zeros fill the last group of 16."""
+    """Copy `weights[at : at + n]` to `out[to:]`, arranged as in `format.expand`; zeros fill the last group of 16."""
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):
         store_parts(out, to, apart, load(weights, at + i))
@@ -39,7 +39,7 @@ def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int
 
 @jit
 def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
-    """Copy weights `first` to `last - 1` to `out[to:]`, in the order of `format.expand`."""
+    """Copy weights `first` to `last - 1` to `out[to:]`, arranged as in `format.expand`."""
     copy(floats(blocks.ctypes.data), first, last - first, out, to, step, apart)
 
 
@@ -47,8 +47,8 @@ def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int,
 def dot(a: Any, a_first: int, b: Any, b_first: int, n: int) -> Any:
     """Return the dot product of `n` elements of a and b.
 
-    Of the first `n // 32 * 32` products, product i is added to sum `i % 32`. The 32 sums are added to a total, and then
-    the remaining products one by one.
+    Of the first `n // 32 * 32` products, product i is added to sum `i % 32`. The remaining products are added, one
+    by one, to the total of the 32 sums.
     """
     even, odd = zeros(), zeros()
     whole = n // (2 * LANES) * (2 * LANES)

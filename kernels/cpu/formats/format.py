@@ -34,16 +34,17 @@ from .sums import PANEL_SIZES, WIDE
 # Bytes of scratch memory that `four_rows`, `expand`, `panel` and `eight_rows` get for scales.
 FORMAT_SCRATCH = 4 * STRETCH
 
-# A format's MOST is the most input vectors that gemv multiplies with rows as they are stored: those of one or of two
-# panels (packed input vectors, at most 9). For more vectors gemm is faster (measured), because it dequantises weights
-# once, and gemv once per panel. With AVX-512, two panels are faster than gemm if dequantising is cheap (MLX's groups of
-# 8-bit quants) or not needed (float32), but not for Q8_0: for 10 to 18 vectors, gemm takes 4 to 10 % less time (Xeon).
+# The constant MOST of a format is the most input vectors for which gemv is used; for more vectors, gemm is faster
+# (measured). Gemv packs its vectors into panels of at most 9 vectors, and dequantises weights once per panel; gemm
+# dequantises them once. So MOST is usually one full panel. With AVX-512, two panels are faster than gemm if
+# dequantising is cheap (MLX's groups of 8-bit quants) or not needed (float32), but not for Q8_0: for 10 to 18 vectors,
+# gemm takes 4 to 10 % less time (Xeon).
 TWO_PANELS = min(PANEL_TOKENS, 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1])
 ONE_PANEL = PANEL_SIZES[-1]
 
 
 def kernels_of(name: str) -> Any:
-    """Return the module of a format; for one of MLX's affine formats, an object with the names of such a module."""
+    """Return the module of a format, or for one of MLX's affine formats an object with the same attributes."""
     is_affine = affine_format(name) is not None
     module: Any = importlib.import_module(f"{PACKAGE}.formats.{'affine' if is_affine else name}")
     return module.kernels(name) if is_affine else module
@@ -52,9 +53,9 @@ def kernels_of(name: str) -> Any:
 def export_format(name: str) -> list[str]:
     """Export a format's kernels for float32 products; return the exported names.
 
-    A format defines BLOCK (weights of a block), BLOCK_BYTES, MOST, and the kernels `four_rows` and `dequantize`.
-    `dequantize` is exported as `expand`. A third exported function, `sizes`, writes the three numbers. All formats but
-    float32 also define `panel` and `eight_rows` (`export_panel`).
+    A format defines BLOCK (number of weights of a block), BLOCK_BYTES, MOST, and the kernels `four_rows` and
+    `dequantize`, which is exported as `expand`. A third exported function, `sizes`, writes the three numbers. All
+    formats but float32 also define `panel` and `eight_rows` (`export_panel`).
     """
     found = kernels_of(name)
     rows_of, blocks_of = found.four_rows, found.dequantize

@@ -1,6 +1,6 @@
 """CPU kernels of the format IQ4_XS: unpack 136-byte blocks of a GGUF file to float32 weights.
 
-A block is a float16 factor d; 8 scales of 6 bits (the high 2 bits in a uint16, the low 4 bits in a uint32); and 256
+A block is a float16 factor d; 8 scales of 6 bits (a uint16 has their high 2 bits, a uint32 their low 4 bits); and 256
 quants of 4 bits. A group of 32 weights has one scale, and 16 bytes of quants: the low four bits of the bytes have the
 first 16 quants, the high four bits the last 16. A quant is an index into the 16 levels of IQ4_NL. A weight is
 `(d * (scale - 32)) * level`, exact in float32.
@@ -41,7 +41,10 @@ def scales_of(blocks: Any, at: int) -> Any:
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors. Its 8 scales begin at `scales[i]`."""
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors.
+
+    The block's 8 products `d * (scale - 32)` begin at `scales[i]`.
+    """
     start = at + QUANTS + 32 * p
     first = load(blocks, start, load_splat(scales, i + 2 * p))
     second = load(blocks, start + 16, load_splat(scales, i + 2 * p + 1))

@@ -4,13 +4,13 @@ A panel is expanded from stored blocks, at most DEPTH columns at a time, and sta
 chunk are multiplied with it (`products/fixed_tile.py`). (In gemv, a panel is something else: packed input vectors,
 `products/gemv.py`.) A weight is `scale * quant + offset`. The quants of 32 columns of a row take 16 words of 4 bytes.
 For each 32 columns, a panel has word 0 of all rows, then word 1 of all rows, ..., then the scales of all rows, then the
-offsets of all rows. If the format has a scale for each 16 columns (HALVES), these scales and offsets are those of the
-first 16 columns, and those of the last 16 columns follow.
+offsets of all rows. If the format has a scale for each 16 columns (HALVES), the scales and offsets of the last 16
+columns follow those of the first 16.
 
-To build a panel, 8 x 8 words (four int8 quants each) are transposed, so that a vector has the same 4 columns of 8 rows.
-From word i, shifts make two words of two int16: columns 4 i and 4 i + 2, and columns 4 i + 1 and 4 i + 3. For sdot, and
-for AMX if the format has no HALVES, a word keeps its four int8 quants, and only the first 8 of the 16 words of a row
-are used.
+To build a panel, 8 x 8 words (four quants of one byte each) are transposed, so that a vector has the same 4 columns of
+8 rows. From word i of a row, shifts make two words of two int16: columns 4 i and 4 i + 2, and columns 4 i + 1 and
+4 i + 3. For sdot, and for AMX if the format has no HALVES, a word keeps its four quants, and only the first 8 of the 16
+words of a row are used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .scales import Scales, floats_8
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _EIGHT, _SHORTS, _BYTES = ir.VectorType(_I32, 8), ir.VectorType(_I16, 16), ir.VectorType(_I8, 32)
 
-# Number of rows of a panel. One word of each row fills two registers, or with NEON four.
+# Number of rows of a panel. The same word of all rows fills two registers, or four with NEON.
 ROWS = 32 if register_lanes() == 16 else 16
 # Number of words per row and 32 columns: 16 of quants, and two scales and two offsets.
 ROW_WORDS = 20
@@ -131,7 +131,7 @@ def narrowed(typing: Any, low: Any, high: Any) -> Any:
 
 
 def in_halves(quants: Callable[..., Any]) -> Any:
-    """Make a function that returns the 64 quants of `quants`, one vector of 16 words, as two vectors of 32 bytes."""
+    """Make the function that splits the result of `quants`, a vector with 64 quants, into two vectors of 32 bytes."""
 
     @jit
     def pair(blocks: Any, at: int, p: int) -> Any:
@@ -251,10 +251,10 @@ class Panel(NamedTuple):
 def panel_of_groups(
     block: int, block_bytes: int, scales: Scales, quants_of: Callable[..., Any], kind: int = 0
 ) -> Panel:
-    """Make the kernel of a format whose blocks have one scale.
+    """Make the `Panel` of a format whose blocks have one scale.
 
     A block has `block` columns, a multiple of 32. `quants_of(blocks, at, p)` returns quants 32 p to 32 p + 31 of the
-    block at byte `at`. `kind` is a sum of BIASED and UNSIGNED, or 0.
+    block at byte `at`. `kind` is BIASED, UNSIGNED, their sum, or 0.
     """
     write, n_groups, gather = _put_quants(kind), block // 32, scales.gather
 
@@ -284,7 +284,7 @@ def panel_by_parts(
     block_bytes: int, scales_of: Callable[..., Any], quants_of: Callable[..., Any], places: Sequence[int],
     minima: Sequence[int] = (), kind: int = 0,
 ) -> Panel:  # fmt: skip
-    """Make the kernel of a format whose blocks have 256 weights.
+    """Make the `Panel` of a format whose blocks have 256 weights.
 
     `scales_of(blocks, at)` returns one or two SIMD vectors of 16 numbers: the scales of the block at byte `at`, and its
     minima (negated offsets) if the format has minima. `quants_of(blocks, at, p)` returns quants 64 p to 64 p + 63 of

@@ -54,7 +54,8 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     bits = at + LOW + 32 * (p // 2)
     low = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 2)
     low = both(right(low, 4 * (p % 2)), 0x03030303)
-    # In the block's first 32 bytes, bits 2 p belong to the first 32 of these 64 quants, bits 2 p + 1 to the last 32.
+    # In each of the block's first 32 bytes, bit 2 p belongs to one of the first 32 of these 64 quants, bit 2 p + 1 to
+    # one of the last 32.
     third = second_right(load_words_of_4(blocks, at, at + 16, at, at + 16), 1)
     third = left(both(right(third, 2 * p), 0x01010101), 2)
     return bytes_minus(either(low, third), 4)
@@ -62,7 +63,10 @@ def quants(blocks: Any, at: int, p: int) -> Any:
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales[i:] are the block's scales."""
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors.
+
+    The block's products `d * (scale - 32)` begin at `scales[i]`.
+    """
     q = quants(blocks, at, p)
     i += 4 * p
     return (

@@ -38,13 +38,16 @@ PLACES = (0, 1, 2, 3, 8, 9, 10, 11)
 
 @jit
 def scales_of(blocks: Any, at: int) -> Any:
-    """Return 8 products `d * scale` and 8 products `dmin * minimum` of the block at byte `at` (see `PLACES`)."""
+    """Return the products `d * scale` and `dmin * minimum` of the block at byte `at`, in the lanes of `PLACES`."""
     return mul(load_scales_of_6(blocks, at + 4), load_halves_of_4(blocks, at, at + 2, at, at + 2))
 
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; `scales[i:]` has its `scales_of`."""
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors.
+
+    The result of `scales_of` for this block begins at `scales[i]`.
+    """
     first, second = load_uint8(blocks, at + QUANTS + 32 * p), load_uint8(blocks, at + QUANTS + 32 * p + 16)
     i += 8 * (p // 2) + 2 * (p % 2)
     scale, minimum = load_splat(scales, i), load_splat(scales, i + 4)
@@ -63,7 +66,7 @@ dequantize = dequantize_by_parts(BLOCK_BYTES, scales_of, part)
 
 @jit
 def quants(blocks: Any, at: int, p: int) -> Any:
-    """Return quants 64 p to 64 p + 63 of the block at byte `at`, one per byte: a vector of 16 int32."""
+    """Return quants 64 p to 64 p + 63 of the block at byte `at`: 64 bytes, in a vector of 16 words."""
     low = at + QUANTS + 32 * p
     return both(second_right(load_words_of_4(blocks, low, low + 16, low, low + 16), 4), 0x0F0F0F0F)
 

@@ -28,7 +28,8 @@ HIGH, LOW = 16, 48
 def quants(blocks: Any, at: int, p: int) -> Any:
     """Return quants 64 p to 64 p + 63 of the block at byte `at`: 64 bytes, in a vector of 16 words."""
     bits, low = at + HIGH, at + LOW + 32 * p
-    # Bit 2 p of the 32 bytes belongs to the first 32 of these 64 quants, bit 2 p + 1 to the last 32.
+    # Bit 2 p of each of the 32 bytes belongs to one of the first 32 of these 64 quants, bit 2 p + 1 to one of the last
+    # 32.
     fifth = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 1)
     fifth = left(both(right(fifth, 2 * p), 0x01010101), 4)
     quants = both(second_right(load_words_of_4(blocks, low, low + 16, low, low + 16), 4), 0x0F0F0F0F)

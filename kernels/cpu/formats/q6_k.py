@@ -1,6 +1,6 @@
 """CPU kernels of the format Q6_K: unpack 210-byte blocks of a GGUF file to float32 weights.
 
-A block is 128 bytes with the low four bits of 256 quants, 64 bytes with the high two bits, 16 signed 8-bit scales and
+A block is 128 bytes with the low four bits of 256 quants q, 64 bytes with the high two bits, 16 signed 8-bit scales and
 their float16 factor d. Each half of a block, 128 weights, has 64 bytes of low bits and 32 bytes of high bits. Of the 64
 bytes, the low four bits belong to the first 64 weights, the high four bits to the last 64. Byte i of the 32 bytes has,
 from its lowest bits up, the high bits of weights i, 32 + i, 64 + i and 96 + i. A weight is `(d * scale) * (q - 32)`,
@@ -50,8 +50,8 @@ def quants(blocks: Any, at: int, p: int) -> Any:
     """Return `q - 32` of weights 64 p to 64 p + 63 of the block at byte `at`: signed bytes, in a vector of 16 words."""
     half, shift = p // 2, 4 * (p % 2)
     low, bits = load_words(blocks, at + 64 * half), at + HIGH + 32 * half
-    # Each byte of high bits has two bits of one of the first 32 quants, then two bits of one of the last 32. So the 32
-    # bytes are loaded twice, and the second copy is shifted right by two bits.
+    # From bit `shift` on, each byte of high bits has two bits of one of the first 32 of these 64 quants, then two bits
+    # of one of the last 32. So the 32 bytes are loaded twice, and the second copy is shifted right by two more bits.
     high = second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 2)
     high = left(both(right(high, shift), 0x03030303), 4)
     return bytes_minus(either(both(right(low, shift), 0x0F0F0F0F), high), 32)

@@ -19,9 +19,9 @@ from .rows import four_rows as make_four_rows
 from .scales import scales_of
 
 BLOCK, BLOCK_BYTES, MOST = 32, 34, ONE_PANEL
-# A table of every float16 as float32, for x86-64. Converting a scale takes two or three instructions of the vector
-# units, which also multiply; loading it from this table takes none. With conversions, products with 1 to 4 vectors took
-# 5 to 12 % longer (Xeon, code for AVX2 and for AVX-512).
+# Maps the bits of every float16 to its value in float32; used on x86-64. Converting a scale takes two or three
+# instructions of the vector units, which also multiply; loading it from this table takes none. With conversions,
+# products with 1 to 4 vectors took 5 to 12 % longer (Xeon, code for AVX2 and for AVX-512).
 _HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 _HAS_TABLE = register_lanes() > 4
 

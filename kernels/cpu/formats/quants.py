@@ -30,6 +30,7 @@ _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntTyp
 _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 
 
+# The type of a vector of 16 words.
 lanes = Vector(types.uint32, _INTS)
 
 
@@ -199,7 +200,7 @@ class Field(NamedTuple):
 
 
 def load_fields(n_bytes: int, offset: int, *fields: Field) -> Any:
-    """Make a function that loads `n_bytes` bytes, ors the values of `fields`, adds `offset`, and returns floats."""
+    """Make the function that loads `n_bytes` bytes, and returns 16 floats: the ored fields, plus `offset`."""
 
     @intrinsic
     def load(typing: Any, data: Any, at: Any) -> Any:

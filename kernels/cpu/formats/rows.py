@@ -162,7 +162,7 @@ def four_rows_by_parts(
 
 
 def _for_panels(make: Callable[[int], Any]) -> Any:
-    """Make a format's gemv kernel (the field `four_rows` of `Format`) for panels of all sizes.
+    """Make a format's gemv kernel (`Format.four_rows` in `build/library.py`) for panels of all sizes.
 
     The kernel works on four ranges of rows. `make(n_vectors)` makes its inner function, which multiplies a panel with
     4, 2 or 1 rows at a time (`rows_together`), each from another range.

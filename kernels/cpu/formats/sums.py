@@ -55,10 +55,11 @@ def add_products(
 ) -> Any:
     """Make the function that multiplies a piece of each row with the panel and adds the products to the pairs' sums.
 
-    A piece is a block, or the part of a block that is unpacked at a time. `weights(row, at, p, scales)` returns its
-    weights as a tuple of `n_weights` SIMD vectors. `row` is the address of the row, `at` the byte offset of the block
-    in the row, p the number of the piece in the block. Only the formats of `rows.four_rows_by_parts` use `scales`: it
-    is the address, in scratch memory, of the scales of this row's block, which take `scale_vectors` SIMD vectors.
+    A piece is a block, or the part of a block that is unpacked at a time. `weights(row, at, p, scales)` returns the
+    weights of a piece as a tuple of `n_weights` SIMD vectors. `row` is the address of the row, `at` the byte offset of
+    the block in the row, p the number of the piece in the block. Only the formats of `rows.four_rows_by_parts` use
+    `scales`: it is the address, in scratch memory, of the scales of this row's block, which take `scale_vectors` SIMD
+    vectors.
     """
     found = types.UniTuple(vector, n_weights)(*[types.int64] * 4)
     # Besides all sums, the registers of AVX2 can hold the weights of only one row, so a fence separates the rows. If a

@@ -6,8 +6,8 @@ rows.
 
 If only some experts are in memory, a thread reads the others from the file (`EX_STATE` in `build/layout.py`). The
 kernel tells this thread which experts have been chosen. In a pass of at most PROGRAM_TOKENS tokens, the kernel also
-tells the thread which experts the next layer will probably choose. In such a pass, it multiplies with the experts in
-memory first, and with each other expert as soon as the thread has read this expert. It adds all outputs at the end, in
+tells the thread which experts the next layer will probably choose. In such a pass, it multiplies first with the
+experts in memory, then with each of the others as soon as the thread has read it. It adds all outputs at the end, in
 ascending order of the experts.
 """
 
@@ -142,8 +142,8 @@ def score(logits: Any, at: int, n_experts: int, sigmoid: int, bias: int, groups:
 def keep_groups(values: Any, at: int, n_experts: int, n_groups: int, n_kept: int, sums: Any) -> None:
     """Replace the values of experts outside of the `n_kept` best groups by minus infinity.
 
-    Groups are ranked by the sum of their two largest values, or by their value if they have one expert. Of groups with
-    equal sums, the first is better. `sums` is scratch memory of n_groups floats.
+    A group is ranked by the sum of its two largest values, or, if it has one expert, by the value of this expert. Of
+    groups with equal sums, the first is better. `sums` is scratch memory of n_groups floats.
     """
     size = n_experts // n_groups
     for g in range(n_groups):
@@ -222,7 +222,7 @@ def _gather(x: Any, width: int, pairs: Any, first: int, n: int, n_used: int, out
 
 @jit
 def _weigh_inputs(x: Any, width: int, pairs: Any, first: int, n: int, weights: Any) -> None:
-    """Multiply the gathered rows of n pairs by their weights; set the weights to 1, because `_add` multiplies again."""
+    """Multiply the gathered rows of n pairs by their weights. Set the weights to 1, as `_add` multiplies by them."""
     for i in range(n):
         pair = pairs[first + i]
         for j in range(width):
@@ -255,8 +255,8 @@ def _note(state: int, kind: int) -> None:
 def _want(state: int, ids: Any, n_pairs: int, n_experts: int, any_order: bool) -> None:
     """Tell the thread which experts the pass has chosen, and count the tokens of each expert.
 
-    With `any_order`, also hold all of these experts, because they are used in the order in which they are read. An
-    expert stays in memory while it is held.
+    With `any_order`, also hold all of these experts, because the pass uses each of them as soon as it has been read. A
+    held expert stays in memory.
     """
     s, uses = words(state), STATE_ROWS + n_experts
     for i in range(n_pairs):
@@ -301,7 +301,7 @@ def _hold(state: int, n_experts: int, e: int) -> Any:
 
 @entry
 def mark_expert(state: int, n_experts: int, e: int, in_memory: int) -> None:
-    """Mark an expert as in memory or as absent. If a pass holds an absent expert, mark it as in memory again.
+    """Mark an expert as in memory or as absent. If it is marked as absent while a pass holds it, undo the mark.
 
     The thread that reads experts calls this. A kernel that finds the expert marked as in memory also sees all that the
     thread wrote before this call.

@@ -82,7 +82,7 @@ def first_of(job: Any, group: int) -> Any:
 
 @jit
 def quantize_rows(job: Any, first: int, after: int, scratch: int, quants: int, scales: int) -> None:
-    """Norm (if the job has a norm) and quantise rows `first` to `after - 1` of X.
+    """Norm (if the job has a norm) and quantise rows `first` to `after - 1` of the input X.
 
     The results are written to addresses `quants` and `scales`. `scratch` is the address of space for one float32 row.
     """
@@ -109,11 +109,11 @@ def prepare_fixed(job: Any, chunk: int, scratch: int) -> None:
 def _add_panel(
     job: Any, m: int, first: int, end: int, column: int, group: int, end_group: int, scratch: int, y: int
 ) -> None:
-    """Multiply one panel of rows of matrix m with several groups of tokens, over DEPTH columns from `column` on.
+    """Multiply one panel of rows of matrix m with several groups of tokens: up to DEPTH columns, from `column` on.
 
-    The panel has at most PANEL_ROWS of the rows `first` to `end - 1`; `end` is the end of the chunk. The groups are
-    `group` to `end_group - 1`. The products are added to PANEL_ROWS floats per token at address `y`. `scratch` is the
-    address of FORMAT_SCRATCH bytes for unpacking, and of space for the panel of rows after these bytes.
+    The panel has at most PANEL_ROWS rows, from row `first` on; `end` is the end of the chunk's rows. The groups are
+    `group` to `end_group - 1`. The products are added to PANEL_ROWS floats per token at address `y`. Scratch memory at
+    address `scratch` has FORMAT_SCRATCH bytes for unpacking, then space for the panel of rows.
     """
     n, n_columns, panel, t = min(PANEL_ROWS, end - first), job[K], scratch + FORMAT_SCRATCH, first_of(job, group)
     kind = job[m + PANEL_KIND]

@@ -91,7 +91,7 @@ def release_tiles(typing: Any) -> Any:
 
 
 class _Tile:
-    """Generates the code of the tile, which keeps the products y (tokens, sides) in SIMD registers.
+    """Generates the code of the tile, which keeps the products y (tokens, sides, 16 rows) in SIMD registers.
 
     Side 0 is the first 16 rows, side 1 the last 16. Digit 0 is the high one, digit 1 the low one.
     """
@@ -124,7 +124,8 @@ class _Tile:
     def _words_of_tokens(self, block: Any, word: int) -> Any:
         """Return the address of a 4-byte word of the first token in a block; `word` is the number of the word.
 
-        The same word of the other tokens follows. Digits are an exception: all 8 words of a token are adjacent.
+        The same word of the other tokens follows. Digits are an exception: the 8 words with a token's high digits are
+        adjacent, and so are the 8 words with its low digits.
         """
         at = self.builder.add(self.builder.mul(block, ir.Constant(_I64, TOKEN_WORDS)), ir.Constant(_I64, word))
         return word_address(self.builder, self.tokens, self.builder.mul(at, self.n))
@@ -199,8 +200,8 @@ def _is_set(builder: Any, kind: Any, bit: int) -> Any:
 def multiply_tiles(typing: Any, n: Any, rows: Any, tokens: Any, n_blocks: Any, y: Any, y_row: Any, kind: Any) -> Any:
     """Do with AMX what `fixed_tile.multiply_panels` does, for a format that has a scale for each 32 columns.
 
-    `configure_tiles` must have been called with n or n + 1: a thread calls it once, for its largest group of tokens,
-    and other groups may have one token less.
+    `configure_tiles` must have been called with n or n + 1: it is called once per chunk, for the largest group of
+    tokens, and the other groups may have one token less.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

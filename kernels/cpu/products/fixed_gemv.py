@@ -1,8 +1,8 @@
 """Gemv in fixed point (`--activations i16`): the tasks that multiply a few tokens with rows as they are stored.
 
-`fixed_numpy.py` defines the arithmetic. `formats/fixed_rows.py` has the kernels, and defines the record of a token: its
-quants, scales and totals. A kernel multiplies two adjacent rows of each of four ranges of rows at the same time
-(`gemv.py` gives the reason).
+`fixed_numpy.py` defines the arithmetic. `formats/fixed_rows.py` has the kernels, and defines a token's records: a
+record has the token's quants, scale and totals for 32 columns. A kernel multiplies two adjacent rows of each of four
+ranges of rows at the same time (`gemv.py` gives the reason).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _AHEAD = 1536
 
 @intrinsic
 def _pack_block(typing: Any, quants: Any, to: Any) -> Any:
-    """Copy 32 int16 from address `quants` to the record at address `to`, in the order of `formats/fixed_rows.py`."""
+    """Write 32 int16 from address `quants` to the record at address `to`, as `formats/fixed_rows.py` describes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.VectorType(_I16, 32)
@@ -78,7 +78,7 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
     values, factors = shorts(quants), floats(scales)
     for t in range(n):
         for b in range(n_blocks):
-            # The records of each pair of tokens are interleaved block by block. If n is odd, the last one is alone.
+            # The records of each pair of tokens are interleaved block by block. If n is odd, the last token is alone.
             pair, together = t // PAIR * PAIR, min(PAIR, n - t // PAIR * PAIR)
             place = to + RECORD_BYTES * (pair * n_blocks + b * together + t - pair)
             at = 32 * (t * n_blocks + b)

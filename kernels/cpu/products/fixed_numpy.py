@@ -27,7 +27,8 @@ BLOCK = 32
 # The largest quant, 127 * 256 + 127. Some kernels split a quant into two signed bytes, `256 * high + low`; for a larger
 # quant, the high byte would have to be 128.
 LIMIT = np.float32(32639)
-# A block whose largest magnitude is below this becomes zero, because LIMIT / magnitude could be infinite.
+# If the largest magnitude of a block of activations is below this, the block becomes zero, because LIMIT / magnitude
+# could be infinite.
 LEAST = np.float32(1e-34)
 
 

@@ -12,7 +12,7 @@ of all, and so on. The words are:
 - of a row: 16 words of quants, the scale, the offset. If the format has a scale for each 16 columns (HALVES), the scale
   and the offset of the last 16 columns follow.
 - of a token: 16 words of quants, the scale, the total, the totals of the first and of the last 16 columns, and the sum
-  of the quants as an integer. A total is the scale times the sum of the quants.
+  of the quants as an integer. A total is the token's scale times a sum of its quants.
 
 There are two forms of quants:
 
@@ -267,7 +267,7 @@ if STEP is _pairs:
 
 
 def choice(n: int, step: Step) -> Any:
-    """Return a function that multiplies a panel of rows with one of 1 to n tokens; each number of tokens has a tile."""
+    """Return a function that multiplies a panel of rows with a panel of 1 to n tokens, by the tile for their number."""
     own, fewer = tile_of(n, step), choice(n - 1, step) if n > 1 else None
 
     @jit

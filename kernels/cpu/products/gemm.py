@@ -7,9 +7,10 @@ cache line per 16 columns. This takes 10 to 16 % less time than bursts of prefet
 from the L2 cache (12 to 32 tokens, Xeon, AVX-512).
 
 With AVX2, a tile makes two sweeps (`tile.py`): the first one reads the first 8 of each 16 columns, the second one the
-last 8. Expanded rows and activations are stored in these two *parts*: the first parts of all rows, then the last parts.
-For two tiles of tokens at a time, the first parts of all rows are multiplied, then the last parts. The parts of four
-rows and of these tokens fit together into an L1 cache of 32 KB, and rows are read from the L2 cache once for two tiles.
+last 8. So expanded rows and activations are stored in two *parts*: the first 8 of each 16 columns of all rows, then the
+last 8. The tokens of two tiles are multiplied with the first parts of all weight rows, then with the last parts. One
+part of four weight rows and of these tokens fits into an L1 cache of 32 KB, so weight rows are read from the L2 cache
+once for two tiles.
 According to a simulation, this reads 13 bytes from the L2 cache per cycle of multiply-adds. One tile at a time would
 read 22 bytes, nearly the L2 bandwidth of a Zen 3 core.
 """
@@ -51,9 +52,9 @@ PREPARED = 16
 PARTS = LANES // PART
 # Number of sums (floats) that are kept in memory between the two sweeps.
 _ALL_KEPT = GEMM_ROWS // TILE_ROWS * PARTS * KEPT if PARTS > 1 else 0
-# Floats from a part of an expanded row to the same part of the next row. At a distance of 4,096 bytes, all rows would
-# use the same sets of the L1 cache, so LANES floats are added. With AVX2 the distance is 2,048 bytes, and adjacent rows
-# use different sets without added floats.
+# Floats from a part of an expanded row to the same part of the next row. With one part, the distance would be 4,096
+# bytes, at which all rows use the same sets of the L1 cache, so LANES floats are added. With AVX2 the distance is 2,048
+# bytes, and adjacent rows use different sets without added floats.
 _PART_ROW = STRETCH // PARTS + (LANES if PARTS == 1 else 0)
 # Bytes of memory for one stretch of GEMM_ROWS expanded rows.
 _EXPANDED = 4 * GEMM_ROWS * PARTS * _PART_ROW
@@ -78,7 +79,8 @@ def _add_products(
     expanded = scratch + FORMAT_SCRATCH
     n_columns, together = job[K], _rows_expanded(n_tokens)
     stored = row_bytes(job, m, n_columns)
-    # Bytes from one prefetched cache line to the next: a tile prefetches one line per 16 columns.
+    # Bytes from one prefetched cache line to the next. A tile prefetches one line per 16 columns, so this distance lets
+    # all tiles of four rows together prefetch the bytes of four stored rows.
     step = ceil_div(stored * TILE_ROWS * LANES, n_columns * ceil_div(n_tokens, tile_vectors()))
     for r in range(0, n_rows, together):
         n, ahead = min(together, n_rows - r), job[m + WEIGHTS] + (first + r + together) * stored
@@ -154,7 +156,7 @@ def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
 def prepare_rows(job: Any, chunk: int, scratch: int) -> None:
     """Write PREPARED rows of X, one chunk, to Y, padded with zeros. If the job has a norm, apply it first.
 
-    Y is (T, STRIDE). With AVX2, Y is instead a sequence of stretches, each stored as (parts, T, columns of a part).
+    Without AVX2, Y is (T, STRIDE). With AVX2, Y is a sequence of stretches, each stored as (2 parts, T, columns / 2).
     """
     n, stride = job[K], job[STRIDE]
     x, out, eps = floats(job[X]), floats(job[Y]), np.float32(number(job[NORM_EPS]))

@@ -48,8 +48,8 @@ def _first_panel(n_tokens: int) -> int:
 _FIRST_PANEL = (0, *map(_first_panel, range(1, TWO_PANELS + 1)))
 # Prefetch distance in bytes for a single input vector. It is short, because the hardware also prefetches the four rows.
 _AHEAD = 1024
-# With several vectors, the kernel multiplies one stretch of all rows before the next stretch, so it prefetches the same
-# stretch of the row n rows later: n is the smallest number of rows whose stretches have at least this number of bytes.
+# With several vectors, the kernel multiplies one stretch of all rows before the next stretch. So it prefetches the same
+# stretch of the row n rows later. n is the smallest number for which n stretches have at least this number of bytes.
 _AHEAD_IN_STRETCH = 2048
 
 
@@ -81,7 +81,7 @@ def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     """Multiply the rows of one chunk with each vector: `y[row] = activation(dot(W[row], x) + bias) + residual`.
 
     With a gate, `y[row] = activation(dot(gate[row], x)) * dot(up[row], x)`, each product with its bias. The four rows
-    that the kernel multiplies at the same time are then two rows of the gate and the same two rows of the up matrix.
+    that the kernel multiplies at the same time are two rows of the gate matrix and the same two rows of the up matrix.
     """
     m = matrix_of(job, chunk)
     height, apart = ceil_div(job[HEIGHT], job[WAYS]), ceil_div(job[m + ROWS], job[WAYS])

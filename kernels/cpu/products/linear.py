@@ -72,7 +72,8 @@ from .linear_job import (
 )
 from .norms import norm
 
-# A chunk of gemm in fixed point has at most this number of input rows, rounded up to a multiple of TOKENS (measured).
+# A chunk of gemm in fixed point has at most this number of input rows, rounded up to a multiple of TOKENS. The number
+# was chosen by measurement.
 _FIXED_TOKENS = 256
 _row = jit(input_row)
 # Bytes of a cache line. A SIMD vector whose address is a multiple of this number is loaded by one access.
@@ -81,7 +82,7 @@ _LINE = 4 * LANES
 
 @jit
 def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
-    """Run gemv: norm the input once, interleave several vectors in panels, then multiply chunks of stored rows."""
+    """Run gemv: norm the input once, pack it into panels if T > 1, then multiply chunks of weight rows as stored."""
     job, source = control[JOB:], x
     if n_tokens > 1:
         source = scratch
@@ -176,7 +177,7 @@ def _multiply_fixed(control: Any, b: Any, n_tokens: int, x: int, residual: int, 
 
 @jit
 def _keep(job: Any, b: Any, is_fixed: bool) -> None:
-    """Keep in the job the matrices in fixed point if `is_fixed`, else the others: set ROWS of the rest to 0."""
+    """Set ROWS to 0 for the matrices that are not in fixed point if `is_fixed`, else for those in fixed point."""
     for at in range(TABLE, TABLE + b[MATRICES] * WIDTH, WIDTH):
         job[at + ROWS] = b[at + ROWS] if (b[at + PANEL] != 0) == is_fixed else 0
 
@@ -194,14 +195,14 @@ def _norm_add(b: Any, n_tokens: int, y: int, residual: int) -> None:
 
 @entry
 def project(address: int, block: int, n_tokens: int, x: int, residual: int, scratch: int, y: int) -> None:
-    """Run a block: norm, products with every matrix of the table, bias, activation, norm of the output, residual.
+    """Run a block: norm, products with every matrix, bias, activation, norm of the output, residual.
 
     Args:
         address: address of the thread pool's control block.
         block: address of the block's words (`layout.py`).
         n_tokens: T, the number of input rows.
         x: address of the input, (T, K).
-        residual: address of the array that is added to the products, (T, N), or 0.
+        residual: address of the array (T, N) that is added last, or 0.
         scratch: address, a multiple of 64, of memory for (T, `product_floats(K)`) floats. It is not used if gemv
             multiplies a single token in float32.
         y: address of the output, (T, N). If the block has a norm of the output, `y` must differ from `residual`.

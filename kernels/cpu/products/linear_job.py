@@ -14,7 +14,8 @@ from .activations import activate, gated
 #   X, STRIDE, T       the address of the input, the distance between its rows in elements, and the number of its rows
 #   Y, RESIDUAL        the addresses of the output and of the residual
 #   HEIGHT, WAYS       a chunk has HEIGHT rows of a matrix, from WAYS ranges of the matrix
-#   PIECES, SPAN       in gemm, each SPAN input rows (in fixed point, SPAN groups of rows) have PIECES chunks
+#   PIECES, SPAN       in gemm, input rows are cut into spans of SPAN rows (in fixed point, of SPAN groups of rows);
+#                      each span has PIECES chunks
 X, STRIDE, T, Y, RESIDUAL, HEIGHT, WAYS, PIECES, SPAN = range(OWN, OWN + 9)
 
 
@@ -45,7 +46,7 @@ def ceil_div(n: int, by: int) -> int:
 
 @jit
 def number_chunks(job: Any) -> int:
-    """Write the number of each matrix's first chunk to its word CHUNK; return the number of chunks of the job.
+    """Write the index of each matrix's first chunk to the matrix's word CHUNK; return the number of chunks of the job.
 
     A gate matrix and its up matrix share their chunks.
     """

@@ -86,7 +86,7 @@ def exp(x: Any) -> Any:
 
 @entry
 def sum_exp(row: int, n: int, top: float, out: int) -> None:
-    """Write `sum(exp(row - top))`, a float64, to address `out`; `top` is the largest of n float32 at address `row`."""
+    """Write `sum(exp(row - top))`, a float64, to address `out`; `top` is the largest of the n float32s at `row`."""
     x, largest, sums = floats(row), splat(top), splat(0.0)
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):

@@ -38,15 +38,17 @@ from ..build.vectors import PART, call_llvm, element_address, everywhere, fold, 
 
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
-# Both map the number of lanes of a register: _VECTORS to the most vectors of a tile, _SUMS to the number of registers
-# for the sums of `weighted_of`. AVX-512 and NEON have 32 registers, AVX2 has 16; loaded elements take the rest.
+# _VECTORS maps the number of lanes of a register to the most vectors of a tile, and _SUMS maps it to the number of
+# registers for the sums of `weighted_of`. AVX-512 and NEON have 32 registers, AVX2 has 16; loaded elements take the
+# rest.
 _VECTORS = {16: 6, 8: 3, 4: 6}
 _SUMS = {16: 24, 8: 12, 4: 24}
 # The same as _SUMS, for rows that are not float32: a scale and a converted element need two more registers.
 _SUMS_OF_WIDENED = {16: 16, 8: 8, 4: 16}
 # The most vectors of a tile on any processor.
 MOST_VECTORS = max(_VECTORS.values())
-# A row or a vector of a tile: a function of a column that generates the load of a register of floats from there on.
+# A row or a vector of a tile: a function that generates the load of a register of floats. Its argument is the first
+# column.
 Operand = Callable[[Any], Any]
 # A type of stored rows: a function that generates the load of one register of floats. Its arguments are a builder, the
 # address of a row (a pointer to bytes), the first column, and the type of the register.
@@ -122,7 +124,7 @@ def _for_steps(
 
 
 def _add_sweeps(builder: Any, sweeps: list[list[Any]]) -> list[Any]:
-    """Add the second half of the sweeps to the first until one remains; `_fours` then adds the lanes of registers."""
+    """Add the sums of later sweeps to those of earlier sweeps, in halves; `_fours` then adds the lanes of registers."""
     while len(sweeps) > 1:
         half = len(sweeps) // 2
         pairs = zip(sweeps[:half], sweeps[half:], strict=True)
@@ -210,7 +212,7 @@ def _rows_of(builder: Any, first: Any, row: Any, n: int) -> list[Any]:
 
 
 def _floats(builder: Any, pointers: list[Any], first: int, step: int) -> list[Operand]:
-    """Return operands that load floats, from element `first` of each pointer on; 16 columns have `step` floats."""
+    """Return operands for float32 rows at `pointers`; column c is at element `first + c * step / 16` of a row."""
     kind = ir.VectorType(_F32, register_lanes())
 
     def operand(pointer: Any) -> Operand:
@@ -231,19 +233,19 @@ def _sweep(
     An iteration of the loop begins with all its prefetches. If prefetches were between its steps, LLVM would write sums
     to the stack (AVX-512, six vectors).
     """
-    (sums,) = _sweep_parts(builder, [(rows, vectors)], n, after, step)
+    (sums,) = _sweeps(builder, [(rows, vectors)], n, after, step)
     return sums
 
 
-def _sweep_parts(
-    builder: Any, parts: list[tuple[list[Operand], list[Operand]]], n: Any, after: Sequence[Any], step: Any
+def _sweeps(
+    builder: Any, operands: list[tuple[list[Operand], list[Operand]]], n: Any, after: Sequence[Any], step: Any
 ) -> list[list[Any]]:
-    """Run several sweeps in one loop; return the sums of each. `parts` has the rows and vectors of each sweep."""
+    """Make several sweeps in one loop; return the sums of each. `operands` has the rows and vectors of each sweep."""
     kind = ir.VectorType(_F32, register_lanes())
-    all_sums = [_zeros(builder, kind, len(rows) * len(vectors)) for rows, vectors in parts]
+    all_sums = [_zeros(builder, kind, len(rows) * len(vectors)) for rows, vectors in operands]
 
     def add(column: Any) -> None:
-        for (rows, vectors), sums in zip(parts, all_sums, strict=True):
+        for (rows, vectors), sums in zip(operands, all_sums, strict=True):
             # Hold a register of each row, or of each vector if these are fewer, and load the others one at a time.
             held, loaded = (rows, vectors) if len(rows) <= len(vectors) else (vectors, rows)
             registers = [load(column) for load in held]
@@ -349,9 +351,8 @@ def dots_of(read: Read, size: int) -> Any:
     `tile_vectors()` vectors, in the order of `add_dots`. Up to three elements after the last row's product are
     overwritten. Rows are `w_row` bytes apart from address w on; vector t begins at element `x_at + t * x_row` of x.
     Both have n columns, a multiple of 16 and at most STRETCH. Each element is converted to float32 in a register, once
-    for all vectors; 32 elements are `size` bytes. If `ahead` is not 0, the kernel prefetches, for each row at byte
-    offset i from w, the row at offset `i + ahead` from w, and the bytes at offset i from `also`, the address of a
-    second array.
+    for all vectors; 32 elements are `size` bytes. If `ahead` is not 0, the kernel prefetches two rows for each row that
+    it multiplies: the row `ahead` bytes later, and the row of a second array, at address `also`, with the same offset.
     """
     widens = size < 4 * 32
 
@@ -424,7 +425,7 @@ def _for_tiles(builder: Any, n_rows: Any, w_row: Any, tile: Callable[[Any, Any],
 
 
 def _prefetch_rows(builder: Any, w: Any, also: Any, ahead: Any, row: Any, w_row: Any) -> None:
-    """If `ahead` is not 0, prefetch four rows: of w, `ahead` bytes after byte `row`; and of `also`, at byte `row`."""
+    """If `ahead` is not 0, prefetch four rows of w, from byte `row + ahead` on, and of `also`, from byte `row` on."""
     with builder.if_then(builder.icmp_signed("!=", ahead, ir.Constant(_I64, 0))):
         stop = builder.add(row, builder.mul(w_row, ir.Constant(_I64, TILE_ROWS)))
         with cgutils.for_range_slice(builder, row, stop, ir.Constant(_I64, LINE_BYTES), _I64) as (at, _):
@@ -452,9 +453,9 @@ def _sums_of_lanes(
 ) -> list[Any]:  # fmt: skip
     """Return the sums of four stored rows and some vectors, in the order of `_sweep`.
 
-    Each sweep sums as many of the 16 lanes as a register has. In the last of several sweeps, the rows are in the L1
-    cache already, so this sweep prefetches the next rows, `after`. A single sweep (AVX-512) does not prefetch, because
-    it would become a tenth slower.
+    Each sweep computes as many of the 16 sums as a register has lanes. In the last of several sweeps, the rows are in
+    the L1 cache already, so this sweep prefetches the next rows, `after`. A single sweep (AVX-512) does not prefetch,
+    because it would become a tenth slower.
     """
     width, line, sweeps = register_lanes(), ir.Constant(_I64, LINE_BYTES), []
     for first in range(0, LANES, width):
@@ -466,10 +467,10 @@ def _sums_of_lanes(
 def _sums_of_rows(
     builder: Any, read: Read, size: int, rows: list[Any], vectors: list[Any], n: Any, after: list[Any]
 ) -> list[Any]:  # fmt: skip
-    """Return what `_sums_of_lanes` returns, by sweeps over all 16 lanes of four rows, or with AVX2 of two rows.
+    """Return the sums that `_sums_of_lanes` returns; one loop makes all sweeps of four rows, or with AVX2 of two rows.
 
     So the scale of a Q8_0 block is converted once, not once per sweep, which saves a tenth of the time with AVX2. With
-    NEON this function is not used, because it would load each vector again for every row. The sweeps prefetch four rows
+    NEON this function is not used, because it would load each vector again for every row. The loops prefetch four rows
     at each pointer of `after`, a few lines at a time; with bursts of prefetches, attention would take 5 % longer.
     """
     starts = range(0, LANES, register_lanes())
@@ -480,8 +481,8 @@ def _sums_of_rows(
         begin = builder.mul(builder.udiv(n, ir.Constant(_I64, LANES)), ir.Constant(_I64, i * step))
         ahead = [_at(builder, _at(builder, p, begin), line) for p in after for line in range(0, step, LINE_BYTES)]
         some = rows[i * count : (i + 1) * count]
-        parts = [(_lanes_of(builder, read, some, at), _floats(builder, vectors, at, LANES)) for at in starts]
-        found.append(_add_sweeps(builder, _sweep_parts(builder, parts, n, ahead, ir.Constant(_I64, step))))
+        operands = [(_lanes_of(builder, read, some, at), _floats(builder, vectors, at, LANES)) for at in starts]
+        found.append(_add_sweeps(builder, _sweeps(builder, operands, n, ahead, ir.Constant(_I64, step))))
     return [sums[t * count + r] for t in range(len(vectors)) for sums in found for r in range(count)]
 
 

@@ -1,9 +1,9 @@
 """Causal convolutions over the tokens of sequences (short convolutions), and products with an activated gate.
 
-Each channel of a row is the weighted sum of this channel's last `taps` inputs, added from the oldest to the newest, so
-the bits do not depend on the number of tokens in a pass. A *run* is consecutive rows of one sequence. A state slot has
-the last `taps - 1` inputs of a sequence. A run reads the inputs before its first row from its source slot. It writes
-the `taps - 1` inputs that end with its last row to its target slot.
+Each channel of an output row is the weighted sum of this channel's last `taps` inputs, added from the oldest to the
+newest, so the bits do not depend on the number of tokens in a pass. A *run* is consecutive rows of one sequence. A
+state slot has the last `taps - 1` inputs of a sequence. A run reads the inputs before its first row from its source
+slot. It writes the `taps - 1` inputs that end with its last row to its target slot.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ def short_conv(
 ) -> None:  # fmt: skip
     """Write `out = after * f(convolution(before * x) + bias)` for `n_rows` = T rows.
 
-    f is SiLU if CONV_SILU is set, else the identity. `address` is that of the thread pool's control block, `block` that
-    of the convolution's words (`layout.py`). C, the number of channels, is a multiple of 16. An argument `..._row` is
-    the distance in elements from row to row.
+    f is SiLU if CONV_SILU is set, else the identity. C, the number of channels, is a multiple of 16. An argument
+    `..._row` is the distance in elements from row to row.
 
+    - address: address of the thread pool's control block. block: address of the convolution's words (`layout.py`)
     - x: address of the input. before, after: addresses of the gates of the input and of the output, or 0
     - states: address of the states, (slots, taps - 1, C). runs: address of the runs, int64 (n_runs, RUN_WIDTH)
     - out: address of the contiguous output, (T, C)
@@ -135,9 +135,9 @@ def gate_rows(
 ) -> None:
     """Write `x * f(gate)`, or `f(gate)` if x is 0, to contiguous rows (n_rows, width) at address `out`.
 
-    `address` is that of the thread pool's control block, `task` that of `gate_span`. x and `gate` are addresses, with
-    `x_row` and `gate_row` elements from row to row. `kind` is the number of an activation function (`layout.py`), or 0
-    for the sigmoid, which is implemented only with x. `width` is a multiple of 16.
+    `address` is the address of the thread pool's control block, `task` the address of `gate_span`. x and `gate` are
+    addresses of rows that are `x_row` and `gate_row` elements apart. `kind` is the number of an activation function
+    (`layout.py`), or 0 for the sigmoid, which is implemented only with x. `width` is a multiple of 16.
     """
     control = words(address)
     job = control[JOB:]

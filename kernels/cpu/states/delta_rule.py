@@ -66,8 +66,9 @@ PIECE = 32
 TINY = 1e-6
 # The largest number of columns to which tokens are applied at a time.
 _COLUMNS = 4 * LANES
-# How a new state is written to a slot: not at all, with ordinary stores, or with stores that do not read the cache
-# lines first. Usually the slot is not read before the next pass, when it has left the cache.
+# How a new state is written to a slot: not at all, with ordinary stores, or with streaming stores, which do not read
+# the cache lines first. Streaming stores are usual, because the slot is read only in the next pass, when it would have
+# left the cache anyway.
 _NOTHING, _STORE, _STREAM = 0, 1, 2
 
 
@@ -109,10 +110,10 @@ def _wide(
 
     The n = E rows of the old matrix are `apart` elements apart, from index `at` of `old` on. If `keeps`, the new matrix
     is written to `kept`, with rows of _COLUMNS elements. If `writes` is not _NOTHING, the new matrix is also written to
-    the states m, from index `to` on, with rows `row` elements apart. In `qk` (`_prepare`), the token's query is at
-    index q, and its key at q + n. The token's value for the first column is at index `v_at` of v, and its output at
-    index y of `out`. Every lane of `decay` is the factor of the old matrix, and every lane of `strength` is the factor
-    of the correction, `sigmoid(beta)`.
+    the states m, from index `to` on, with rows `row` elements apart. In `qk`, which `_prepare` fills, the token's query
+    is at index q, and its key at q + n. The token's value for the first column is at index `v_at` of v, and its output
+    at index y of `out`. Every lane of `decay` is the factor of the old matrix, and every lane of `strength` is the
+    factor of the correction, `sigmoid(beta)`.
     """
     a, b, c, d = zeros(), zeros(), zeros(), zeros()
     for e in range(n):
@@ -178,7 +179,7 @@ def _write(m: Any, at: int, x: Any, writes: int) -> None:
 
 @jit
 def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
-    """Write to qk[at:] the scaled query, the scaled key, the decay and `sigmoid(beta)` of token t in a value head."""
+    """Write to qk[at:] the scaled query, the scaled key, the decay and `sigmoid(beta)` of token t for a value head."""
     n, n_keys = block[DELTA_KEY_DIM], block[DELTA_KEYS]
     row = 2 * n_keys * n + block[DELTA_VALUES] * block[DELTA_VALUE_DIM]
     x, of_head = floats(job[X]), head // block[DELTA_SHARED] % n_keys * n
@@ -193,11 +194,11 @@ def _prepare(job: Any, block: Any, head: int, t: int, qk: Any, at: int) -> None:
 
 @jit
 def _run_head(job: Any, block: Any, head: int, runs: Any, begin: int, stop: int, qk: Any, kept: Any) -> None:
-    """Compute a value head for runs `begin` to `stop - 1`, each of which begins with the state after the run before.
+    """Compute a value head for runs `begin` to `stop - 1`, which are a chain (`_end_of_chain`).
 
-    If they are several runs, they have at most PIECE tokens in total. While tokens are applied to some columns, the
-    state of these columns stays in `kept`. It is written to a run's target slot only after the last token of the run,
-    and after every PIECE tokens of a longer run.
+    Several runs have at most PIECE tokens in total. While tokens are applied to some columns, the state of these
+    columns stays in `kept`. It is written to a run's target slot only after the last token of the run, and after every
+    PIECE tokens of a longer run.
     """
     E, P, H = block[DELTA_KEY_DIM], block[DELTA_VALUE_DIM], block[DELTA_VALUES]
     m, x, out, gate = floats(job[STORE]), floats(job[X]), floats(job[OUT]), floats(job[GATE])
@@ -214,7 +215,7 @@ def _run_head(job: Any, block: Any, head: int, runs: Any, begin: int, stop: int,
         column = 0
         while column < P:
             wide = column + 4 * LANES <= P
-            # The first token reads the source slot, which stays as it is: other sequences may still need it.
+            # The first token reads the source slot, which is not changed, because other sequences may still need it.
             slot = a[RUN_SOURCE] if piece == first else a[RUN_TARGET]
             old, old_at, apart, i = m, slot * size + head * E * P + column, P, begin
             for t in range(piece, last):
@@ -246,9 +247,10 @@ def _run_head(job: Any, block: Any, head: int, runs: Any, begin: int, stop: int,
 
 @jit
 def _end_of_chain(runs: Any, n_runs: int, i: int) -> int:
-    """Return the end of a chain of runs that begins with run i.
+    """Return the index after the last run of the chain that begins with run i.
 
-    Each further run continues the run before, and all have at most PIECE tokens together. Run i alone may have more.
+    Each later run of a chain begins where the previous run ends: with the next row, and with the state in the previous
+    run's target slot. The runs have at most PIECE tokens in total, but a chain of one run may have more.
     """
     n, j = runs[i * RUN_WIDTH + RUN_ROWS], i + 1
     while j < n_runs:
@@ -279,12 +281,13 @@ def delta_net(
 ) -> None:  # fmt: skip
     """Compute the gated delta rule with H value heads, norm each head's output, and multiply with the SiLU of the gate.
 
-    `address` is that of the thread pool's control block, `block` that of the rule's words (`layout.py`). E and P are
-    multiples of 16. An argument `..._row` is the distance in elements from row to row. `n_runs` is the number of runs.
-    The remaining arguments are addresses:
+    E and P are multiples of 16. An argument `..._row` is the distance in elements from row to row. `n_runs` is the
+    number of runs. The remaining arguments are addresses:
 
+    - address: the thread pool's control block. block: the words of the delta rule (`layout.py`)
     - x: contiguous rows, each with the queries, keys and values of a token
-    - gate: the gate, (T, H * P). beta: (T, H). step: the time step (dt) before its bias and softplus, (T, H)
+    - gate: the gate before SiLU, (T, H * P). beta: beta before its sigmoid, (T, H)
+    - step: the time step (dt) before its bias and softplus, (T, H)
     - states: the states, (slots, H, E, P). runs: the runs, int64 (n_runs, RUN_WIDTH)
     - out: the contiguous output, (T, H * P)
     """

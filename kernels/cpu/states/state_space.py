@@ -57,10 +57,10 @@ def _one(m: Any, source: int, to: int, apart: int, n: int, x: Any, b: int, c: in
     """Apply one token to 16 columns of a head's matrix; write the token's output for these columns.
 
     In the states m, the old matrix is read from index `source` on, and the new matrix is written from index `to` on.
-    Both are indices of row 0 in the first of the 16 columns. The n = N rows are `apart` elements apart. In x, the
-    output of the convolution, the token's B is at index b, its C at c, and its input for the first column at v. In
-    `of`, written by `_prepare`, the token's decay is at index `at`, and its time step at `at + 1`. Its output for the
-    first column is written to index y of `out`.
+    Both are indices of the element in row 0 and the first of the 16 columns. The n = N rows are `apart` elements apart.
+    In x, the output of the convolution, the token's B is at index b, its C at c, and its input for the first column at
+    v. In `of`, written by `_prepare`, the token's decay is at index `at`, and its time step at `at + 1`. Its output for
+    the first column is written to index y of `out`.
     """
     decay, added, sum_ = load_splat(of, at), mul(load_splat(of, at + 1), load(x, v)), zeros()
     for e in range(n):

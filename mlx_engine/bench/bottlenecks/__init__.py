@@ -1,5 +1,5 @@
 """The bottleneck report: the time of each operation in a forward pass, its time at the machine's limits, and advice.
 
-`analysis` runs the passes, sums the spans, compares them with the limits and ranks them; `report` collects everything
-as JSON; `page` formats it as Markdown. `bench/compare.py` compares two reports.
+`analysis` runs the passes, adds up the time of each operation, compares it with the limits, and ranks the operations.
+`report` returns the report as JSON, and `page` formats it as Markdown. `bench/compare.py` compares two reports.
 """

@@ -1,4 +1,4 @@
-"""Run profiled passes and analyse them: sums per operation and layer, the machine's limits, possible gains, advice.
+"""Run profiled passes and analyse them: times per operation and layer, the machine's limits, possible gains, advice.
 
 Times are in milliseconds. A span is the measured time of one call of an operation. An operation's time at the limit is
 the time to read its bytes at the memory bandwidth or the time of its arithmetic at the peak, whichever is longer. Its
@@ -9,8 +9,9 @@ In a profiled pass, each operation is a separate call from Python, and the weigh
 CPU caches before each call. So the operations together take longer than a plain pass (one without profiling). To
 correct for this, the same time is subtracted from every call, but no operation is reduced below its limit. The
 subtracted time is chosen so that the operations of a decode step add up to a plain step. It is at most twice the median
-excess of a call, so that an operation that is slow for another reason stays slow. The same time is subtracted from each
-call of prefill. It is not computed from prefill, where calls are few and long, and their excess is mostly noise.
+excess of a call, so that the correction does not hide that an operation is slow for another reason. The time found for
+decode is also subtracted from each call of prefill. No time is computed from prefill itself, because its calls are few
+and long, and their excess is mostly noise.
 """
 
 from __future__ import annotations
@@ -31,17 +32,20 @@ from mlx_engine.engine import Engine
 from mlx_engine.loop.metrics import Metrics
 from mlx_engine.observe.profiler import Cost, Profiler, Span
 
+# The parts of a pass, by which `Span.phase` groups operations. The "phases" of a report are decode and prefill instead.
 PHASES = ("embedding", "layers", "norm", "projection", "sampling")
 
 
 @dataclass
 class Operation:
-    """An operation in the profiled passes: all calls of one role, such as "attn_q+k+v".
+    """An operation in the profiled passes: all calls with the same role.
 
     Attributes:
+        role: the names of the linear layers that are multiplied, such as "attn_q+k+v", or else the operation's name.
+        phase: one of `PHASES`.
         samples: for each pass, the milliseconds of all calls of this operation.
         n_calls: number of calls in all passes.
-        needed: the cost (FLOPs and bytes) of these calls.
+        needed: the cost (FLOPs and bytes) of the calls in all passes.
     """
 
     role: str
@@ -77,12 +81,12 @@ def spread(samples: Sequence[float]) -> dict[str, float | int]:
 
 
 def operations(passes: Sequence[Pass]) -> list[Operation]:
-    """Return the operations of passes of one kind (decode or prefill), in the order of their first call."""
+    """Return the operations of passes of one kind (all decode or all prefill), in the order of their first call."""
     found: dict[str, Operation] = {}
     for i, taken in enumerate(passes):
         for span in taken.spans:
-            # Backends compute the norm before the head with different operations; all of them get the role
-            # "output_norm". The block `norm_head`, which contains these operations, keeps its own role.
+            # Backends compute the norm before the head with different operations, which all get the role "output_norm".
+            # The block `norm_head`, which contains the norm and the head, keeps its own role.
             role = "output_norm" if span.phase == "norm" and span.op != "norm_head" else span.role
             op = found.setdefault(role, Operation(role, span.phase, [0.0] * len(passes)))
             op.samples[i] += span.own * 1e3
@@ -92,7 +96,7 @@ def operations(passes: Sequence[Pass]) -> list[Operation]:
 
 
 def phases(taken: Pass) -> dict[str, float]:
-    """Return the milliseconds of each phase, of all operations ("sum"), and of the profiled pass ("watched")."""
+    """Return the milliseconds of each of `PHASES`, of all operations ("sum"), and of the profiled pass ("watched")."""
     found = dict.fromkeys(PHASES, 0.0)
     for span in taken.spans:
         found[span.phase] += span.own * 1e3
@@ -100,7 +104,7 @@ def phases(taken: Pass) -> dict[str, float]:
 
 
 def layers(passes: Sequence[Pass]) -> list[dict[str, float]]:
-    """Return for each layer the median milliseconds over all passes: of attention, of feed-forward, and of both.
+    """For each layer, return the median milliseconds over all passes: of attention, of feed-forward, and of both.
 
     `jitter` is the layer's time in its slowest pass divided by its time in its fastest pass.
     """
@@ -133,7 +137,7 @@ def is_feed_forward(span: Span) -> bool:
     return span.part.startswith(("ffn", "post_ffw"))
 
 
-# The role of the row in the ranking that has the time outside of operations.
+# In the ranking, the role of the row for the time outside of operations.
 BETWEEN = "between operations"
 # The largest time to subtract from a call, as a multiple of the median excess of a call.
 UNUSUAL = 2
@@ -180,7 +184,7 @@ class Line:
 
     @property
     def reached(self) -> float | None:
-        """The time at the limit divided by `ms`."""
+        """The time at the limit divided by `ms`; None if `bound` is None."""
         return None if self.floor is None or self.bound is None or self.ms <= 0 else self.floor / self.ms
 
 
@@ -217,9 +221,9 @@ def overhead_per_call(ops: Sequence[Operation], limits: Limits | None, too_much:
     if too_much <= 0:
         return 0.0
     for most, n in excess:
-        # Operations are in ascending order of `most`, their excess per call. If it is enough to reduce each
-        # remaining call by at most `most`, stop there. Otherwise reduce each by `most`: the calls of this operation are
-        # then at their limit, so only the calls of later operations are reduced further.
+        # `most` is an operation's excess per call; operations are in ascending order of `most`. If a total reduction of
+        # at most `most` per remaining call is enough, the loop ends. Otherwise each remaining call is reduced by `most`
+        # in total: the calls of this operation are then at their limit, so only later operations are reduced further.
         if too_much <= (most - off) * calls:
             off += too_much / calls
             break
@@ -243,7 +247,7 @@ def ranked(
     """Rank operations and the time between them by gain, or by time if the limits are unknown.
 
     A row's share is its gain (or time) divided by `whole` ms. `between` is the ms between operations. If `is_sure` is
-    false, this time may be noise; if the limits are known, its gain is then 0.
+    false, `between` may be noise: if the limits are known, its gain is set to 0.
     """
     rows: list[dict[str, float | str | None]] = [
         {"role": line.op.role, "ms": line.ms, "limit_ms": line.floor, "gain_ms": line.gain} for line in found
@@ -262,7 +266,7 @@ def gain_of(row: dict[str, float | str | None]) -> float:
     return float(gain or 0.0)
 
 
-# An operation that reaches this share of a limit counts as at the limit; the rest is noise and call overhead.
+# If an operation reaches this share of a limit, it is regarded as running at the limit.
 NEAR = 0.9
 # If a call takes fewer microseconds than this, the time to dispatch its jobs to threads may dominate.
 SHORT = 500
@@ -327,7 +331,7 @@ class Kind:
         return operations([taken for passes in self.profiled for taken in passes])
 
     def beyond(self) -> list[float]:
-        """Return for each round the median ms of plain passes minus the median sum of a profiled pass's operations."""
+        """For each round, return the median ms of plain passes minus the median ms of all operations of a pass."""
         sums = [statistics.median(phases(taken)["sum"] for taken in passes) for passes in self.profiled]
         return [statistics.median(plain) - ms for plain, ms in zip(self.plain, sums, strict=True)]
 
@@ -351,7 +355,7 @@ def profiling_overhead(found: Mapping[str, Kind], limits: Limits | None) -> floa
 
 
 def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, float], *, lazy: bool) -> Report:
-    """Return the entry for passes of this kind in the report's "phases".
+    """Return the entry in the report's "phases" for the passes of this kind, decode or prefill.
 
     `off` is the milliseconds to subtract from every call; `held` maps roles to bits per weight.
     """
@@ -385,7 +389,7 @@ def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, floa
 
 
 def parts(lines: Iterable[Line]) -> dict[str, float]:
-    """Return the corrected milliseconds of each phase."""
+    """Return the corrected milliseconds of each of `PHASES`."""
     found = dict.fromkeys(PHASES, 0.0)
     for line in lines:
         found[line.op.phase] += line.ms
@@ -451,7 +455,7 @@ def measure(
 ) -> list[Round]:
     """Run a warm-up round, then `repetitions` rounds. Start no round that would probably end after `budget` seconds.
 
-    The warm-up round is always run. If the budget allows no other round, return the warm-up round, else the others.
+    The warm-up round is always run. Return it only if the budget allows no other round; otherwise return the others.
     `between` is called before every run and after the last one.
     """
     ids = random.Random(0).choices(range(engine.config.vocab_size), k=test.depth + test.n_prompt)
@@ -471,7 +475,7 @@ def measure(
 
 
 def run_plain(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> Metrics:
-    """Run the test as `generate` does."""
+    """Run the test as `generate` does, without profiling."""
     with engine.backend.session():
         return TimedTest(engine.model, test, ids, clock=clock).run()
 

@@ -19,7 +19,7 @@ TITLE = {"decode": "a decode step", "prefill": "prefill"}
 
 
 def page(report: Report, changes: str | None = None) -> str:
-    """Return the whole page. `changes` is the comparison with an earlier report (`compare.section`), or None."""
+    """Return the report as Markdown. `changes` compares it with an earlier report (`compare.section`), or is None."""
     return "\n\n".join(part for part in _parts(report, changes) if part) + "\n"
 
 
@@ -50,7 +50,7 @@ def _parts(report: Report, changes: str | None) -> Iterator[str | None]:
 
 
 def origin(report: Report) -> str:
-    """Return a list of the time, the commit, the machine, the model and the settings."""
+    """Return a Markdown list of the time, the commit, the machine, the model and the settings."""
     machine, be, at = report["machine"], report["backend"], report["settings"]
     memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
     threads = f", {be['threads']} thread{'s' if be['threads'] > 1 else ''}" if be["threads"] else ""
@@ -117,11 +117,11 @@ def total(values: Iterable[float | None]) -> float | None:
 
 
 def sentences(phase: Report) -> str:
-    """Return a numbered list of the advice for each line that `ranking` shows."""
+    """Return a numbered list: the advice for each numbered line of `ranking`."""
     return "\n".join(f"{i}. {row['role']}: {row['says']}" for i, row in enumerate(split(phase["ranking"])[0], start=1))
 
 
-# Lines whose share of the pass is less than this are combined into one.
+# Shares of a pass that are less than this are small: rows with small shares are combined into one line (`split`).
 SMALL = 0.005
 TITLES = {
     "load": "load", "warm_up": "warm-up", "prefill": "prefill, {n_prompt} tokens",
@@ -250,7 +250,7 @@ def ms(value: float | None) -> str:
 
 
 def is_longer_apart(phase: Report) -> bool:
-    """Return whether the sum of the operations exceeds the plain pass by more than `SMALL` of the pass."""
+    """Return whether the operations together take longer than the plain pass, by more than `SMALL` of the pass."""
     return bool(phase["between_ms"] < -SMALL * phase["plain_ms"]["median"])
 
 
@@ -260,7 +260,7 @@ def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
     return ([row for row in rows if row not in small], small) if len(small) > 1 else (rows, [])
 
 
-# The command-line option of each setting.
+# Maps each setting of a report to its command-line option.
 OPTIONS = {
     "model": "--model", "backend": "--backend", "quant": "--quant", "quant_min_dim": "--quant-min-dim",
     "threads": "--threads", "activations": "--activations", "kv_type": "--kv-type", "n_prompt": "-p", "n_gen": "-n",

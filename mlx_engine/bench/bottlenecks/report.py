@@ -156,7 +156,7 @@ def report(
 
 
 def loaded(load: Callable[[], Engine], clock: Clock = time.perf_counter) -> tuple[Engine, list[dict[str, float]]]:
-    """Load the engine repeatedly. Return the last engine, and for each load the seconds of its phases."""
+    """Load the engine repeatedly. Return the last engine, and per load the seconds of its phases ("load", ...)."""
     start, phases = clock(), []
     while True:
         engine = load()
