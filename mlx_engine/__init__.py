@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 # MLX may compute float32 matrix products in TensorFloat-32, which rounds inputs to 10 bits of mantissa.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 if sys.platform == "darwin":
-    # By default MLX ends a Metal command buffer after about 50 operations or 50 MB of inputs, including weights. So a
-    # token would need about a dozen command buffers, which cost about 20 us each.
+    # By default MLX ends a Metal command buffer after about 50 operations or 50 MB of inputs, including weights. Then a
+    # token needs about a dozen command buffers, which cost about 20 us each.
     os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "1000")
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "400")
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mlx_engine.engine import Engine, load
     from mlx_engine.tokenizer import load_tokenizer
 
+# Maps each public name, except `errors`, to its module and its name there.
 _HOMES = {
     "Constraint": ("mlx_engine.constraint", "Constraint"),
     "Engine": ("mlx_engine.engine", "Engine"),

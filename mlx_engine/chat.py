@@ -59,7 +59,7 @@ def tool_choice_of(given: Choice, tools: Sequence[Mapping[str, Any]], *, is_para
         is_parallel: whether one answer may have several calls.
 
     Raises:
-        OptionError: `given` is not a word of `CHOICES`, and names no tool in `tools`.
+        OptionError: `given` is no word of `CHOICES`, and does not name a tool in `tools`.
     """
     names = [tool["function"]["name"] for tool in tools]
     if isinstance(given, str) and given not in CHOICES:

@@ -18,7 +18,8 @@ from mlx_engine.errors import OptionError, shown
 
 Kind = Literal["json_schema", "regex", "grammar", "choice"]
 
-# Keywords of JSON Schema whose values are schemas, maps from names to schemas, or lists of schemas.
+# Keywords of JSON Schema. The values of the first group are schemas, of the second maps from names to schemas, and of
+# the third lists of schemas. `items` may have a schema or a list.
 SCHEMAS = ("additionalProperties", "additionalItems", "items")
 SCHEMA_MAPS = ("properties", "patternProperties")
 SCHEMA_LISTS = ("prefixItems", "allOf", "anyOf", "oneOf", "items")
@@ -30,7 +31,7 @@ UNSUPPORTED = frozenset(
         "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "nullable", "x-guidance",
     }
 )  # fmt: skip
-"""Keywords of schemas that the masks cannot enforce; also llguidance's own `x-guidance`, which `bounded` writes."""
+"""Keywords of schemas that the masks cannot enforce; also llguidance's own `x-guidance`, which `bounded` adds later."""
 
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 """The values of `format` that the masks enforce."""
@@ -62,7 +63,7 @@ class Constraint:
     """The texts that an answer may have. Make one with `json_schema`, `json_object`, `regex`, `grammar` or `choice`.
 
     Attributes:
-        text: a JSON Schema, a regular expression, a Lark grammar, or a JSON list of texts.
+        text: as `kind` says, a JSON Schema, a regular expression, a Lark grammar, or ("choice") a JSON list of texts.
         follows_reasoning: whether the answer may begin with reasoning, to which the constraint does not apply. The
             engine sets it to True if the prompt consists of messages.
     """
@@ -99,7 +100,7 @@ class Constraint:
 
     @classmethod
     def regex(cls, text: str) -> Constraint:
-        """Allow the texts that match a whole regular expression, in the syntax of Rust's regex crate.
+        """Allow the texts that a regular expression matches as a whole, in the syntax of Rust's regex crate.
 
         The syntax has no look-around and no back-references.
         """
@@ -251,12 +252,12 @@ def target(reference: str, root: Any) -> Any:
 
 
 def _is_noop(name: str, value: object) -> bool:
-    """Return whether a keyword of `UNSUPPORTED` has the value False, and False is its default: it changes nothing."""
+    """Return whether a keyword changes nothing, because its value False is its default."""
     return name in ("uniqueItems", "nullable", "$recursiveAnchor") and value is False
 
 
 def _with_bounded_json(lark: str) -> str:
-    """Check the `%json` schemas of a grammar, and return the grammar with each schema in the form of `bounded`."""
+    """Check the `%json` schemas of a grammar that lack "x-guidance", and return the grammar with `bounded` of each."""
     made, at = "", 0
     while match := EMBEDDED.search(lark, at):
         try:

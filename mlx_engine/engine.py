@@ -165,9 +165,9 @@ def load(
         threads: number of threads of a CPU backend. None uses all cores that this process may use. A larger number is
             reduced to the number of these cores, with a warning.
         quant_min_dim: layers whose longer dimension is below this number are not quantised, unless `quant_layers` names
-            them. "auto" is 32, the width of a block, so every layer is quantised.
-        quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
-            names of layers, or the groups "attention", "mixer", "ffn" and "per_layer".
+            them. "auto" is 32, which excludes no layer: rows that do not fill blocks of 32 are never quantised.
+        quant_layers: maps GGUF names of layers, or the groups "attention", "mixer", "ffn" and "per_layer", to types
+            that override `quant`, such as {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}.
         allow_settings: names of settings that are ignored if they are not implemented. Results may then be wrong; the
             engine's `notes` list the ignored settings. Write nested settings with dots: "rope_scaling.factor".
         jit: use compiled CPU kernels if they are available. False uses NumPy instead.
@@ -229,7 +229,7 @@ class Engine:
         n_tensors, n_parameters: numbers of the model's tensors and parameters.
         speculation: whether tokens are proposed by default, by which drafters, and why.
         drafters: the names of the loaded drafters that run a model or a layer: "mtp", "draft", both or none.
-        proposals: the `Speculation` of the newest scheduler that has one; None if no scheduler has had one.
+        proposals: the newest `Speculation` that was made for a scheduler; None if no scheduler has used speculation.
     """
 
     def __init__(self, opened: CheckedCheckpoint, progress: Progress | None = None) -> None:
@@ -247,8 +247,8 @@ class Engine:
         self.path, self._about, self._prompts = opened.path, about, opened.prompts
         self._files = opened.files
         self._draft = opened.draft
-        # The time of the MTP layer with its head, as a share of the time of a pass of the model, estimated from the
-        # numbers of parameters.
+        # The estimated time of the MTP layer and its head, relative to a pass of the model: the ratio of the numbers
+        # of parameters.
         n_head = 0 if model.extra is None else model.extra.n_vocabulary * self.config.hidden_size
         self._extra_share = (planned.n_extra + n_head) / self.n_parameters
         self.drafters = (*(() if model.extra is None else (MTP,)), *(() if opened.draft is None else (DRAFT,)))
@@ -293,8 +293,8 @@ class Engine:
         identify = partial(_identified, self.path, about, self._files)
         made = PrefixFolder(Path(folder).expanduser(), max_nbytes, self.path.stem, identify)
         if self._prefixes is not None:
-            # `made` computes its identity in a thread. If `load_prefix` has added files, `self._prefixes` has the same
-            # identity already. Otherwise its identity may be empty, and must not replace the computed one.
+            # `made` computes its identity in a thread. If `self._prefixes.saved` has entries, `self._prefixes` has the
+            # same identity already. If not, the identity of `self._prefixes` may be empty, so it is not copied.
             if self._prefixes.saved:
                 made.identity, made.saved = self._prefixes.identity, self._prefixes.saved
             self._prefixes.close()
@@ -441,8 +441,8 @@ class Engine:
         On backends with a fixed order of sums (docs/exactness.md), a text has the same vector, bit for bit, alone and
         in a batch. The model's files define the pooling, whether vectors are normalised, and the token that ends a
         text. Without such files, a vector is the hidden state of the last token after the last norm, normalised to
-        length 1. Token ids in `texts` are used unchanged. If a model is trained for shorter vectors,
-        `dimensions` can be the number of first dimensions to return; None returns all.
+        length 1. Token ids in `texts` are used unchanged. For models that are trained for shorter vectors, `dimensions`
+        cuts each vector to its first elements; None keeps all elements.
 
         Raises:
             OptionError: a text is empty, or `dimensions` is out of range.
@@ -566,8 +566,9 @@ class Engine:
     ) -> Answer:
         """Answer a conversation, and return the text, the reasoning and the tool calls of the answer.
 
-        To continue a conversation after tool calls, append the `message` of the result to the messages. Then append a
-        message with the result of each call: `{"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}`.
+        To continue a conversation after tool calls, append the `message` of the returned `Answer` to the messages. Then
+        append a message with the output of each called tool:
+        `{"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}`.
 
         Args:
             messages: the conversation, a list of messages such as `{"role": "user", "content": "Hello"}`.
@@ -660,9 +661,9 @@ class Engine:
         Args:
             prompts: the prompts, as for `generate`.
             max_tokens: as for `generate`, or a list with one value per prompt.
-            options: the other options of `generate`; a list has one value per prompt. Exceptions are lists such as
-                `stop=["a", "b"]`, `stop_token_ids=[1, 2]` and `processors=[f, g]`, which apply to all prompts; for one
-                value per prompt, pass a list of lists or None: `stop=[["a"], None]`.
+            options: the other options of `generate`. A list has one value per prompt, except lists such as
+                `stop=["a", "b"]`, `stop_token_ids=[1, 2]` and `processors=[f, g]`: these apply to all prompts. To give
+                such an option one value per prompt, pass a list whose items are lists or None: `stop=[["a"], None]`.
 
         Raises:
             OptionError: an option is invalid, or a list has another length than `prompts`.
@@ -686,7 +687,7 @@ class Engine:
         return Stream(scheduler or self.scheduler_for([request]), request, progress=progress)
 
     def run_requests(self, requests: Sequence[Request], scheduler: Scheduler | None = None) -> list[Stream]:
-        """Return a stream for each request; None for `scheduler` makes a new scheduler.
+        """Return a stream for each request. If `scheduler` is None, make one.
 
         The streams share forward passes: reading one stream advances all.
         """
@@ -713,15 +714,16 @@ class Engine:
 
         Args:
             slots: the largest number of answers that run at the same time.
-            kv_memory: bytes for keys and values, including those of drafters; None takes half of the free memory. If a
-                full context in each slot needs less memory, the pool takes only this memory.
+            kv_memory: bytes for keys and values, including those of drafters; None takes half of the free memory. The
+                model's pool is never larger than a full context in each slot.
             prefix_cache: keep the keys and values of prompts and answers for later requests with the same first tokens.
             whole_pages: reuse only whole pages of 64 tokens. Otherwise reported counts and the latency would show a
                 client exactly how many tokens its prompt has in common with the prompt of another client.
             options: other options of `Scheduler`.
 
         Raises:
-            OptionError: the memory is too small for a page of each answer, or larger than the free memory of a rank.
+            OptionError: the memory is too small for a page in each slot, or larger than the free memory of a rank (a
+                process that shares the model).
         """
         n_proposed = MOST_STATES if self.speculation.is_on else 0
         kv_memory, of_drafters = self._shares(slots, kv_memory)
@@ -774,8 +776,8 @@ class Engine:
             names: the names of the drafters.
             slots: the number of the scheduler's slots.
             n_tokens: the number of tokens that the scheduler's KV pool holds.
-            kv_memory: maps the name of each drafter with keys and values to the bytes for them. If None, a drafter's
-                pool holds as many tokens as the scheduler's pool, plus the proposed tokens.
+            kv_memory: maps the name of each drafter that has a KV pool to the largest number of bytes of this pool. If
+                None, a drafter's pool holds as many tokens as the scheduler's pool, plus the proposed tokens.
             keeps_others: whether lookup also searches the text of sequences that have ended.
             whole_pages: whether a draft model reuses only whole pages of earlier sequences.
         """
@@ -942,7 +944,7 @@ class RequestBuilder:
             made = tokenizer.load_tokenizer(self._path)
         else:
             made = tokenizer.from_gguf(checkpoint.metadata, where=checkpoint.where)
-        # A padded embedding table has more rows than there are tokens.
+        # If the embedding table has more rows than the tokenizer has tokens, add tokens without text.
         return made.padded(self.config.vocab_size)
 
     def close(self) -> None:
@@ -1184,7 +1186,7 @@ def constrained(options: Options, *, is_chat: bool) -> Options:
 
 
 def reasoning_after(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> Reasoning | None:
-    """Return the markers of the reasoning with which the answer to a prompt may begin; None if it begins with text."""
+    """Return the markers of the reasoning with which the answer to a prompt may begin; None if there is none."""
     from mlx_engine.conversation.delimiters import TAIL, think_markers
 
     markers = think_markers(tokenizer.chat_template)
@@ -1467,7 +1469,7 @@ def _read_ahead(backend: Backend) -> None:
 
 
 def configure_log(level: str | None = None) -> None:
-    """Print log events of at least `level` to stderr. None takes the level of the environment variable MLX_ENGINE_LOG.
+    """Print log events of at least `level` to stderr. For None, use the environment variable MLX_ENGINE_LOG, or "off".
 
     Raises:
         OptionError: the level does not exist.

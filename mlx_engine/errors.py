@@ -76,13 +76,13 @@ class EngineError(Exception):
     """The base class of our exceptions. They can be pickled, so that process pools can return them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle `args` and the attributes. Unpickling does not call the constructor: its arguments are not stored."""
+        """Pickle `args` and the attributes. Unpickling cannot call the constructor: its arguments are not stored."""
         return _unpickled, (type(self), self.args), vars(self)
 
 
 def _unpickled(kind: type[EngineError], args: tuple[Any, ...]) -> EngineError:
     error = kind.__new__(kind)
-    error.args = args  # set here, because `OSError.__new__` ignores the arguments of classes with an `__init__`
+    error.args = args  # set here, because `OSError.__new__` does not set it for classes that define `__init__`
     return error
 
 
@@ -268,8 +268,8 @@ class CacheFullError(EngineError, RuntimeError):
     Args:
         length: number of tokens that the sequence has.
         wanted: number of new tokens.
-        capacity: the limit of the sequence; with `pool_is_full`, the number of tokens for which the sequence has pages
-            or could get free pages, or `length` if a page to copy or a state slot is missing.
+        capacity: the limit of the sequence. If `pool_is_full` is true, the number of tokens for which the sequence has
+            pages or can get free pages; equal to `length` if no state slot, or no page for a needed copy, is free.
         pool_is_full: whether the pool has too few free pages or state slots. If false, the sequence is at its limit.
     """
 

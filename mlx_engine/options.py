@@ -1,9 +1,9 @@
 """The options of a run, declared once: defaults, bounds, help and names.
 
 The fields of `Sampling` and `Options` declare the options. The command line, the keywords of `Engine.generate`, the
-parameters of the server and its OpenAPI document are made from these fields. To add an option, add a field, and
-its keyword to `OptionValues` and `BatchOptionValues`, for type checkers. This module imports neither NumPy nor a
-backend, so that `--help` is fast.
+parameters of the server and its OpenAPI document are made from these fields. To add an option, add a field, and add its
+keyword to `OptionValues` and `BatchOptionValues`, for type checkers. This module imports neither NumPy nor a backend,
+so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class About:
 
     Attributes:
         help: the help of the command line, of Python and of the OpenAPI document.
-        kind: float, int or bool, if the function `check` checks the value. If `kind` is None, typer checks `least` and
-            `most` on the command line, and the declaring class may check the value in `__post_init__`.
+        kind: float, int or bool: the type of the value, which the function `check` checks. If `kind` is None, `check`
+            skips the option: typer checks `least` and `most` on the command line, and the declaring class may check the
+            value in `__post_init__`.
         least: the smallest value.
         most: the largest value.
         above: the exclusive lower bound.
@@ -131,7 +132,7 @@ def option(default: T, help: str, kind: type | None = None, /, **about: Any) -> 
 
 
 def declared(*kinds: Any) -> Iterator[tuple[Field[Any], About]]:
-    """Yield each field that declares an option, with its `About`, of these classes or objects.
+    """Yield the fields of these classes or objects that declare options, each with its `About`.
 
     Without arguments, yield the fields of `Options` and then those of `Sampling`.
     """
@@ -171,7 +172,7 @@ def run_options() -> list[str]:
 
 
 def names_options(function: Function) -> Function:
-    """Decorate a function so that an unknown keyword argument is a TypeError that suggests the option that was meant.
+    """Decorate a function: for an unknown keyword argument, raise a TypeError that suggests the option that was meant.
 
     If the function takes `**options`, all options of a run are known keyword arguments.
     """
@@ -192,7 +193,7 @@ def names_options(function: Function) -> Function:
 
 
 def _meant(wrong: str, known: Sequence[str]) -> str:
-    """Return a hint for an unknown name: how to pass the option, its name here, a similar name, or all names."""
+    """Return a hint for an unknown name: how to pass the option, our name of it, a similar name, or all names."""
     if "options" in known and wrong in run_options():
         return f"pass options=Options.of({wrong}=...)"
     if aliases().get(wrong) in known:
@@ -431,7 +432,7 @@ class Options:
 
 
 def _stops(given: object) -> tuple[str, ...]:
-    """Return stop strings, given as one string, several strings or None, as a tuple; raise OptionError if invalid."""
+    """Return a tuple of stop strings, given one string, several strings or None; raise OptionError if invalid."""
     if given is not None and not isinstance(given, Iterable):
         raise _wrong_stop("a string or several", given)
     stops = (given,) if isinstance(given, str) else tuple(given or ())
@@ -446,7 +447,7 @@ def _stops(given: object) -> tuple[str, ...]:
 
 
 def _functions(given: object) -> tuple[Processor, ...]:
-    """Return processors, given as one function, several or None, as a tuple; raise OptionError for other objects."""
+    """Return a tuple of processors, given one function, several functions or None; raise OptionError if invalid."""
     functions = given if isinstance(given, list | tuple) else () if given is None else (given,)
     for i, function in enumerate(functions):
         if not callable(function):
@@ -466,7 +467,7 @@ def name_of(function: Processor) -> str:
 
 
 def _stop_ids(given: object) -> tuple[int, ...]:
-    """Return stop token ids, given as one id, several ids or None, as a tuple without repetitions.
+    """Return a tuple of stop token ids without repetitions, given one id, several ids or None.
 
     An id may be a text such as "17". If an id is no whole number of at least 0, raise OptionError.
     """
@@ -520,7 +521,7 @@ class OptionValues(TypedDict, total=False):
 
 
 class BatchOptionValues(TypedDict, total=False):
-    """The keywords of `Engine.generate_batch`: one value for all prompts, or a list with one value per prompt."""
+    """The keywords of `Engine.generate_batch`: one value for all prompts or, except `kv`, a list of one per prompt."""
 
     temperature: float | Sequence[float]
     top_k: int | Sequence[int | None] | None
@@ -550,7 +551,8 @@ class BatchOptionValues(TypedDict, total=False):
 def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     """Return the options of each of n prompts. A list has one value per prompt; any other value applies to all prompts.
 
-    A list of strings for `stop`, of ids for `stop_token_ids`, or of functions for `processors` is a single value.
+    But a list of strings for `stop`, of ids for `stop_token_ids`, or of functions for `processors` is one value, which
+    applies to all prompts.
 
     Raises:
         OptionError: a list with one value per prompt does not have n values.

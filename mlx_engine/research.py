@@ -5,8 +5,8 @@ fixed order of sums (docs/exactness.md), logits and log-probabilities are bit-id
 `Engine.generate`. Hidden states are bit-identical to the values in ordinary passes, with the exceptions that `observed`
 (`backends/observed.py`) describes. The results do not depend on how tokens are divided among passes.
 
-Hidden states are the named intermediate values of forward passes. The layers run op by op to get them, because fused
-blocks and compiled programs keep some values in registers only. The name of a value is the GGUF name of the norm or
+Hidden states are the named intermediate values of forward passes. To get them, the layers run op by op, because fused
+blocks and compiled programs keep some values only in registers. The name of a value is the GGUF name of the norm or
 linear layer that computed it ("blk.0.attn_norm"), or a name from the code in `models/` ("blk.0.q_rope").
 """
 
@@ -102,7 +102,7 @@ class Session:
 
     @property
     def n_kept(self) -> int:
-        """Number of tokens whose keys and values are kept; the next call of `logits` runs all other tokens."""
+        """Number of tokens whose keys and values are kept."""
         return self._kv.length
 
     def logits(self, next_ids: int | Sequence[int] = ()) -> mx.array:
@@ -122,7 +122,7 @@ class Session:
         return mx.array(self.row(next_ids))
 
     def row(self, next_ids: int | Sequence[int] = ()) -> np.ndarray:
-        """Do the same as `logits`, but return a NumPy array. Later calls may return it again, so never write to it."""
+        """Do the same as `logits`, but return a NumPy array. Never write to it: later calls may return it again."""
         self._check_open()
         more = self._checked([next_ids] if is_whole(next_ids) else next_ids)  # type: ignore[arg-type]
         n = len(self._ids)
@@ -141,7 +141,7 @@ class Session:
 
         Raises:
             OptionError: all `slots` are in use.
-            CacheFullError: the last page is not full, and no page is free for a copy of it.
+            CacheFullError: the last page is not full, and no page is free for its copy.
             ClosedError: the session or its engine has been closed.
         """
         self._check_open()
@@ -273,11 +273,10 @@ def choose(model: Model, prompt_ids: Sequence[int], texts: Sequence[Sequence[int
 
     Raises:
         NotFiniteError: logits are NaN or infinite.
-        OptionError: the memory for keys and values is too small.
     """
     n = min(MOST_TEXTS, len(texts))
     longest = max(map(len, texts))
-    # Each fork copies the last page of the prompt, and its own tokens may begin a further page.
+    # Each fork copies the last page of the prompt, and the text's last page may be partly empty.
     n_tokens = len(prompt_ids) + PAGE + n * (longest + 2 * PAGE)
     be, found = model.backend, []
     with Session.begin(model, prompt_ids, slots=n + 1, n_tokens=n_tokens) as prompt:
@@ -472,7 +471,7 @@ def _run(
     def tap(name: str, x: Array) -> None:
         if names is None or name in names:
             values = be.host(x)
-            # A value of the experts has a row for each of a token's C chosen experts.
+            # A value of the experts has C rows per token, one for each chosen expert.
             note(name, values if len(values) == len(chunk) else values.reshape(len(chunk), -1, *values.shape[1:]))
 
     traced.run_on(observed(be, tap))
@@ -488,5 +487,5 @@ def _run(
 
 
 def _no_head(x: Array, best: int | None = None) -> Array:
-    """Replace the head, if its values are not wanted: return the hidden states, which nothing reads."""
+    """Replace the head if its values are not wanted: return the hidden states `x`; nothing reads them."""
     return x

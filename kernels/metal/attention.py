@@ -105,7 +105,7 @@ def attention(
     Raises:
         ValueError: an array has a wrong shape or type, or `page` is less than 1.
     """
-    R, H, G, E = _sizes(q, store, page, window)
+    R, H, G, E = _sizes(q, store, page)
     arguments.array("attention", "q", q, (R, H, E), mx.float32)
     types = [mx.float32, mx.float16, mx.bfloat16] + [mx.uint8] * (E % 32 == 0)
     row = E // 32 * 34 if E % 32 == 0 and store.dtype == mx.uint8 else E
@@ -200,7 +200,7 @@ def _q8_0(store: np.ndarray) -> np.ndarray:
     return (scales * np.ascontiguousarray(blocks[..., 2:]).view(np.int8)).reshape(*store.shape[:-1], -1)
 
 
-def _sizes(q: mx.array, store: mx.array, page: int, window: int) -> tuple[int, int, int, int]:
+def _sizes(q: mx.array, store: mx.array, page: int) -> tuple[int, int, int, int]:
     """Check `page` and the axes of q and the store; return R, H, G and E."""
     if q.ndim != 3 or not q.shape[0] or not fits(q.shape[2]):
         raise ValueError(

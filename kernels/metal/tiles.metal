@@ -2,7 +2,7 @@
 // a time. The weights of these columns are expanded into threadgroup memory once, and the matrix units multiply them
 // with all BM vectors: each SIMD-group multiplies 32 of the 64 rows with half of the vectors. The matrix has N rows and
 // K columns of type W; TILE is the element type in threadgroup memory; sums are float32. The `metal` backend does not
-// use this kernel, because its order of summation differs from that of `matvec` (tiles.py).
+// use this kernel, because its sums may differ from those of `matvec` (tiles.py).
   threadgroup TILE weights[64 * 36];
   threadgroup TILE vectors[BM * 36];
   threadgroup float edge[4 * 64];

@@ -33,8 +33,9 @@ class Settings:
         threads: the number of threads of the backend `parallel`; None: one thread per core that this process may use.
         jit: whether compiled CPU kernels are used, if they are available.
         activations: the type of activations; it must be in the `activations` of the backend's `Entry`.
-        needs: names of CPU kernels to compile now, in parallel, instead of at their first use: the storage types of the
-            model's matrices, in lower case; "experts" and "states" if the model has experts or recurrent states.
+        needs: the groups of CPU kernels to compile now, in parallel, instead of at their first use. A group has the
+            name of a storage type of the model's matrices, in lower case, or is "experts" or "states", for models with
+            experts or recurrent states.
     """
 
     threads: int | None = None
@@ -45,7 +46,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Entry:
-    """A backend in the list.
+    """A backend in the list of backends.
 
     Attributes:
         summary: a short description.
@@ -135,7 +136,7 @@ def refused(name: str, activations: str, *, jit: bool = True) -> str | None:
     """Return the reason why backend `name` cannot compute with this type of activations, or None if it can.
 
     Raises:
-        OptionError: no backend has this type.
+        OptionError: no backend has this type of activations.
         BackendUnavailableError: there is no backend of this name.
     """
     if activations not in ACTIVATIONS:
@@ -272,7 +273,7 @@ def _needs_executor(name: Literal["metal", "cuda", "emulator"]) -> str | None:
 
 
 VARIABLE = "MLX_ENGINE_METAL"
-# Device files of NVIDIA's driver on Linux, and on WSL. These are checked first, because importing MLX takes 0.1 s.
+# Device files of NVIDIA's driver on Linux, and on WSL. They are looked for before MLX is imported, which takes 0.1 s.
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 _ENTRIES = {
@@ -284,4 +285,5 @@ _ENTRIES = {
     "cuda": Entry("MLX with our Metal kernels, translated to CUDA", _cuda, _needs_cuda, _ON_MLX),
 }
 
+# The backends that `auto` chooses from.
 _FASTEST_FIRST = ("metal", "cuda", "parallel", "simd")

@@ -63,9 +63,9 @@ class Program(ABC):
 
     @abstractmethod
     def run(self, x: Array, batch: Batch) -> Array:
-        """Run all layers on their input x (T, width), and return the last hidden states (R, D) of the wanted tokens.
+        """Run all layers on x (T, width). Return the hidden states (R, D) of the wanted tokens after the last layer.
 
-        `Backend.compile` explains the width. The keys and values of all tokens are written to the batch's slots. If no
+        `width` is that of `Backend.compile`. The keys and values of all tokens are written to the batch's slots. If no
         logits are wanted, the returned array is undefined.
         """
 
@@ -89,7 +89,7 @@ class Ranks(Protocol):
 
 
 class Backend(Primitives):
-    """Operations on one array type, without model state. Results are float32 unless the docstring says otherwise."""
+    """Operations on one array type. Results are float32 unless a docstring, or `activations`, says otherwise."""
 
     name: str
     device: str = "cpu"
@@ -121,7 +121,7 @@ class Backend(Primitives):
         """Convert a matrix (N, K), or a vector such as a norm weight or a bias, to this backend's own form."""
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Return the linear layers of X experts, all of the same shape, in the form that `expert_linear` reads."""
+        """Convert the linear layers of X experts, all of the same shape, to the form that `expert_linear` reads."""
         return tuple(linears)
 
     # Whether the backend implements `stack_some`.
@@ -137,7 +137,7 @@ class Backend(Primitives):
         raise NotImplementedError
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return whether `embed` takes the table as this `Weight`, and not as the result of `prepare`."""
+        """Return True if `embed` takes this table itself; return False if `embed` takes the result of `prepare`."""
         return False
 
     def discard(self, linear: Linear) -> None:
@@ -325,9 +325,9 @@ class Backend(Primitives):
     def all_best(self, x: Array, n: int, k: int) -> Array:
         """Return logits (R, n) of all ranks like `all_columns`, but only the k largest logits of each row are correct.
 
-        To send fewer bytes, every rank sends only its k largest logits of each row. All other logits of a row are set
-        to one value, which is at least 1 below the smallest sent logit. If a logit of a row is NaN or infinite on
-        any rank, the whole row is NaN.
+        To send fewer bytes, every rank sends only its k largest logits of each row. All logits of the row that no rank
+        has sent are set to one value, at least 1 below the smallest sent logit. If a logit of a row is NaN or infinite
+        on any rank, the whole row is NaN.
         """
         if self.group is None:
             return x
@@ -407,9 +407,9 @@ class Backend(Primitives):
     def norm_experts(self, x: Array, norm: Norm, experts: Experts) -> Array:
         """Return, for each token, the sum of `weight * expert(h)` over its chosen experts, where h is the normed x.
 
-        With `routing.weighs_inputs`, return `expert(weight * h)` of the one chosen expert instead. The output of
-        `experts.shared`, if there is one, is added. If `experts.router_norm` is given, the router reads x after this
-        norm. `experts.post_norm` is not applied.
+        With `routing.weighs_inputs`, a token has one chosen expert, and its result is `expert(weight * h)`. If
+        `experts.shared` is given, its output is added. If `experts.router_norm` is given, the router reads x after this
+        norm instead of h. `experts.post_norm` is not applied.
         """
         h, gate, up, down = self.norm(x, norm), experts.gate, experts.up, experts.down
         routed = h if experts.router_norm is None else self.norm(x, experts.router_norm)
@@ -441,7 +441,8 @@ class Backend(Primitives):
     def shared_expert(self, h: Array, expert: SharedExpert) -> Array:
         """Return `sigmoid(weight(h)) * down(activation(gate(h)) * up(h))`, (T, D).
 
-        Without `expert.weight`, the first factor is left out; without `expert.gate`, return `down(activation(up(h)))`.
+        If `expert.weight` is None, the factor `sigmoid(weight(h))` is left out. If `expert.gate` is None, the argument
+        of `down` is `activation(up(h))`.
         """
         if expert.gate is None:
             inner = self.norm_up(h, None, expert.up, expert.activation)
@@ -457,7 +458,7 @@ class Backend(Primitives):
 
     @block
     def short_conv(self, batch: Batch, layer: int, b: Array, c: Array, x: Array, conv: Convolution) -> Array:
-        """Return `c * convolution(b * x)`, (T, C), and write the layer's state. Here C is the number of channels."""
+        """Write the layer's state, and return `c * convolution(b * x)`, (T, C). Here C is the number of channels."""
         return self.multiply(c, self.convolve(self.multiply(b, x), conv, batch.state(layer, 0)))
 
     @block
@@ -466,7 +467,7 @@ class Backend(Primitives):
     ) -> Array:
         """Apply to x the convolution, the delta rule, the norm and the gate, and write the layer's states.
 
-        Return (T, H*P). H is the number of value heads here, and P their head dim.
+        Return (T, H*P). Here H is the number of value heads, and P their head dim.
         """
         mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
         y = self.delta_rule(mixed, beta, step, net.rule, batch.state(layer, 1))
@@ -476,7 +477,7 @@ class Backend(Primitives):
     def mamba2(self, batch: Batch, layer: int, gate: Array, x: Array, step: Array, net: Mamba2) -> Array:
         """Apply to x the convolution, the state space, the gate and the norm (if any), and write the layer's states.
 
-        Return (T, H*P). H is the number of the mixer's heads here, and P their head dim.
+        Return (T, H*P). Here H is the number of heads of the state space, and P their head dim.
         """
         mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
         y = self.merge(self.state_space(mixed, step, net.space, batch.state(layer, 1)))

@@ -2,7 +2,7 @@
 
 A KV store is the memory for the keys and values of one layer. It is divided into slots, one for each token. A page is a
 fixed number of consecutive slots. A page table lists the first slot of each page of a sequence. `mlx_engine/cache`
-assigns pages to sequences, and backends read this file's classes.
+assigns pages to sequences, and backends read the classes in this file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 from mlx_engine.backends.parameters import Array, Native, Token
 from mlx_engine.kernels.cached import cached_property
 
-# The tokens whose logits a pass returns. For a chunk of a long prompt, usually "none", except for the last chunk.
+# Whether a pass returns the logits of every new token, of some or of none. "none" is usual for all chunks of a long
+# prompt except the last one.
 Wanted = Literal["every", "some", "none"]
 
 
@@ -36,7 +37,7 @@ class KVSpan(NamedTuple):
 
     Attributes:
         pages: (P,) int64, the first slot of each of P pages; page i holds positions from i * (tokens per page) on.
-            Entries of pages that have left the attention window, or are after the last token, are undefined.
+            An entry is undefined if its page has left the attention window, or begins after the last token.
         length: number of tokens in the sequence, including the new tokens of this pass.
         n_new: number of new tokens in this pass; they are the sequence's last tokens.
     """
@@ -88,10 +89,10 @@ class KVView(NamedTuple):
 
 
 class StateView(NamedTuple):
-    """One array of a layer's state, for the operations that read and write it.
+    """One array of a layer's state (such as that of the convolution), for the operation that reads and writes it.
 
     Attributes:
-        store: the layer's states of all sequences, by slot. The operation writes to the store in place.
+        store: this array of all sequences' states, indexed by slot. The operation writes to the store in place.
         runs: (n, 4) int64, n runs of consecutive rows (tokens) of the pass: first row, number of rows, source slot and
             target slot. A run reads the state before its first row from the source slot, and writes the state after its
             last row to the target slot, which is a different slot. If a sequence has several runs, each later run reads
@@ -122,10 +123,10 @@ class Stores:
 
     Attributes:
         layers: one KV store per layer; None for a layer without keys and values.
-        group_of: the index of each layer's `KVGroup`; -1 for a layer without keys and values.
+        group_of: for each layer, the index of its `KVGroup` in `Batch.groups`; -1 if the layer has no keys and values.
         page: tokens per page.
         are_kept: whether later passes read the keys and values that this pass writes. If not, layers may share memory.
-        states: the stores of each layer's state; an empty tuple for a layer without a state.
+        states: for each layer, the stores of its state's arrays, or () if it has no state. Empty if no layer has one.
     """
 
     layers: list[Any]
@@ -136,7 +137,7 @@ class Stores:
 
     @property
     def arrays(self) -> list[Array]:
-        """The KV stores and states of all layers. A lazy backend waits until these arrays are computed."""
+        """The KV stores and states of all layers. To wait until a pass has written them, call `Backend.wait`."""
         return [*(store for store in self.layers if store is not None), *(s for of in self.states for s in of)]
 
 
@@ -154,14 +155,14 @@ class Batch:
         positions: (T,) absolute positions.
         wanted: (B,) number of each sequence's last tokens whose logits are wanted.
         kv: (B,) the KV cache of each sequence.
-        stores: the KV stores of all layers.
+        stores: the KV stores and states of all layers.
         groups: one `KVGroup` per attention window.
         runs: (n, 4) int64, see `StateView`. Empty if no layer has a state.
         best: the number k if the samplers need only the k largest logits of each wanted row; None if they need all.
             Ranks (processes that share the model) send each other only the needed logits; see `Backend.all_best` and
             `distributed/pipeline.py`.
         keeps_hidden: whether the pass sets `hidden`.
-        hidden: set by the pass: the hidden states (T, D) of all tokens after the last norm; None if not kept.
+        hidden: the hidden states (T, D) of all tokens after the last norm, if `keeps_hidden`; None before the pass.
         adapters: (B,) for each sequence, the row of its LoRA adapter in `Adapters.masks`; 0 if it has no adapter.
     """
 
@@ -188,7 +189,7 @@ class Batch:
 
     @property
     def want(self) -> Wanted:
-        """The tokens whose logits are wanted."""
+        """Whether the logits of every token, of some or of none are wanted."""
         return "every" if self.wanted == self.lengths else "some" if any(self.wanted) else "none"
 
     def group(self, layer: int) -> KVGroup:
@@ -196,11 +197,11 @@ class Batch:
         return self.groups[self.stores.group_of[layer]]
 
     def state(self, layer: int, part: int) -> StateView:
-        """Return one array of a layer's state."""
+        """Return the view of array `part` of a layer's state; `part` is an index into `Stores.states[layer]`."""
         return StateView(self.stores.states[layer][part], self.runs)
 
     def commit(self) -> None:
-        """Commit the new tokens of every sequence, once the pass has run, or on a lazy backend has been submitted."""
+        """Commit the new tokens of every sequence. The pass must have run or, on a lazy backend, been submitted."""
         for kv, n in zip(self.kv, self.lengths, strict=True):
             kv.commit(n)
 

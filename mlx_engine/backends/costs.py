@@ -15,7 +15,7 @@ from mlx_engine.observe.profiler import Cost
 
 
 def cost_of(name: str, args: tuple[Any, ...], result: Native) -> Cost:
-    """Return the minimum cost of operation `name`: each input is read once, and the result is written once."""
+    """Return the minimum cost of operation `name`, which reads each input once and writes its result once."""
     nbytes = sum(map(nbytes_of, arrays_of(args))) + nbytes_of(result)
     if name == "embed":
         return Cost(nbytes=2 * nbytes_of(result))
@@ -40,7 +40,8 @@ def cost_of(name: str, args: tuple[Any, ...], result: Native) -> Cost:
 def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Native) -> Cost:
     """Return the cost of a mixture of experts, or of a product with the matrices of experts or heads.
 
-    The arguments of a mixture do not include the chosen experts, so its number of bytes is an expected value.
+    The arguments of a mixture do not include the chosen experts, so its number of bytes is the expected value for
+    random choices (`share_read`).
     """
     n = len(result)
     nbytes = nbytes_of(args[0]) + nbytes_of(result)
@@ -56,7 +57,7 @@ def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Nat
 
 
 def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
-    """Return the number of query-key pairs of one head for the last `n_tokens` of a sequence's `n_slots` tokens.
+    """Return the number of query-key pairs of one head, with the last `n_tokens` of `n_slots` tokens as queries.
 
     For a negative window (chunked attention, see `first_visible`), the result is an upper bound.
     """
@@ -71,7 +72,7 @@ def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
 def _slots_nbytes(store: Native, n: int) -> float:
     """Return the bytes of n slots of a KV store. A slot has the keys and values of one token.
 
-    Slots are axis -2 of a 4-D store. If the store is not a 4-D array, return 0.
+    The slots are axis -2 of the store. If the store is not a 4-D array, return 0.
     """
     shape = shape_of(store)
     return nbytes_of(store) * n / shape[-2] if len(shape) == 4 else 0.0

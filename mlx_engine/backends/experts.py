@@ -20,7 +20,7 @@ Scoring: TypeAlias = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True)
 class Routing:
-    """The rule by which a token's experts and their weights follow from the router's logits (X,).
+    """The rule that computes a token's experts and their weights from the router's logits (X,).
 
     The C experts with the largest `score + bias` are chosen; among equal sums, those with the lowest index. The weight
     of a chosen expert is its score, without the bias.
@@ -31,9 +31,9 @@ class Routing:
         scales: (X,) a factor of each expert's weight, applied last; None for 1. Prepared by `Backend.prepare`.
         bias: (X,) added to the scores only to choose experts; None for 0. Prepared by `Backend.prepare`.
         groups: (n, k) if the experts are divided into n groups, and a token's experts are chosen only from its k best
-            groups. Groups are ranked by the sum of their two largest biased scores; among equal groups, the first one
-            ranks higher. None for no groups.
-        weighs_inputs: whether the weight of an expert multiplies the expert's input, and not the output.
+            groups. A group ranks by the sum of the two largest `score + bias` of its experts; among equal groups, the
+            first one ranks higher. None for no groups.
+        weighs_inputs: whether the weight of an expert multiplies the expert's input instead of its output.
 
     Raises:
         ValueError: `weighs_inputs` is true, and `n_used` is not 1.
@@ -54,7 +54,7 @@ class Routing:
 
     @property
     def ranks_logits(self) -> bool:
-        """Whether experts are chosen by their logits: without bias and groups, softmax scores have the same order."""
+        """Whether the experts with the largest logits are chosen. Without bias and groups, softmax keeps the order."""
         return self.scoring == "softmax" and self.bias is None and self.groups is None
 
 
@@ -109,9 +109,9 @@ class Experts:
     Attributes:
         router: the linear layer that computes the logits (X,).
         gate: the gate projections; None for experts without a gate, `down(activation(up(h)))`.
-        shared: an expert that every token uses, and whose output is added.
+        shared: an expert that every token uses, and whose output is added to the weighted sum; None for none.
         router_norm: the norm of the router's input; None if the router reads the same normed input as the experts.
-        post_norm: a norm of the weighted sum of the experts' outputs.
+        post_norm: a norm of the sum of all experts' outputs, including that of `shared`; None for no norm.
     """
 
     name: str
@@ -151,8 +151,8 @@ class Experts:
         return self.routing.n_used / self.n_experts
 
 
-# The share of the experts in memory, and the share of a token's experts that was missing, for Qwen3-30B-A3B in runs of
-# 256 tokens, with an LRU cache that was empty at first (github.com/kekzl/imp/pull/1374).
+# For each share of the experts in memory (`_HELD`), the share of a token's experts that was missing (`_MISSED`):
+# Qwen3-30B-A3B in runs of 256 tokens, with an LRU cache that was empty at first (github.com/kekzl/imp/pull/1374).
 _HELD, _MISSED = (0, 0.0625, 0.19, 0.38, 0.635, 1), (1, 0.634, 0.259, 0.106, 0.038, 0)
 
 
@@ -172,15 +172,15 @@ def share_read(share: float, n_tokens: int) -> float:
     return 1 - (1 - share) ** n_tokens
 
 
-# The factor by which each pass reduces the weight of earlier choices. Measured with the choices of
+# The factor by which each pass multiplies the counts of earlier choices. Measured with the choices of
 # `benchmarks/experts.py` and 59 of 128 experts in memory: of a token's 8 experts, 1.12 are missing on average with this
-# factor, 1.07 with factors from 0.99 to 1, and 1.59 with an LRU cache. The larger factors are not used, because a
-# smaller factor follows a change of the topic sooner.
+# factor, 1.07 with factors from 0.99 to 1, and 1.59 with an LRU cache. This smaller factor is used because it follows a
+# change of the topic sooner.
 DECAY = 0.98
 
 
 class Residents:
-    """The experts of a layer that are in memory, each in a slot, and counts of how often each expert was chosen.
+    """The experts of a layer that are in memory, each in a slot, and for every expert a count of its choices.
 
     Each pass multiplies the earlier counts by `DECAY`.
 
@@ -197,12 +197,12 @@ class Residents:
         self._rates = DECAY * self._rates + n_chosen
 
     def free_slot(self) -> int | None:
-        """Return a slot without an expert; None if there is none."""
+        """Return a slot without an expert; None if every slot has an expert."""
         free = np.setdiff1d(np.arange(self.n_slots), self.slots)
         return int(free[0]) if len(free) else None
 
     def coldest(self, kept: np.ndarray) -> int | None:
-        """Return the least often chosen expert in memory that is not in the mask `kept` (X,); None if all are kept."""
+        """Return the least often chosen expert in memory that is not in the mask `kept` (X,); None if there is none."""
         candidates = np.flatnonzero((self.slots >= 0) & ~kept)
         return int(candidates[self._rates[candidates].argmin()]) if len(candidates) else None
 

@@ -74,7 +74,7 @@ def _timed(name: str, method: Callable[..., Any], profiler: Profiler) -> Callabl
             self.wait(result)
         with profiler.unnoticed():
             profiler.record(span, cost_of(name, args, result))
-            # The primitives of a composed block have already counted its cost, so the cost that is left is zero.
+            # The cost of a composed block is counted in its primitives, so the cost of the block's span is zero.
             composed = name in BLOCKS and span.cost == Cost()
             span.role = name if composed else _role(name, args)
             if LOGGER.isEnabledFor(TRACE) and not composed:
@@ -91,7 +91,10 @@ def _log(span: Span, args: tuple[Any, ...]) -> None:
 
 
 def _place(args: tuple[Any, ...]) -> tuple[int | None, str]:
-    """Return (3, "attn_q") if the first argument with a layer's name is "blk.3.attn_q"; (None, "") if none has one."""
+    """Return (3, "attn_q") for "blk.3.attn_q", the name of the first argument whose name begins with a layer.
+
+    Return (None, "") if there is no such argument.
+    """
     for arg in flattened(args):
         found = LAYER.match(getattr(arg, "name", ""))
         if found:
@@ -100,9 +103,10 @@ def _place(args: tuple[Any, ...]) -> tuple[int | None, str]:
 
 
 def _role(name: str, args: tuple[Any, ...]) -> str:
-    """Return the operation's role in bottleneck reports: its linear layers ("attn_q+k+v", "head"), if it has any.
+    """Return the operation's role in bottleneck reports.
 
-    Attention with a window is "attention, window", and `embed` is "embedding". For other operations return the name.
+    If arguments are linear layers, the role is their names ("attn_q+k+v", "head"). The role of attention with a window
+    is "attention, window", and that of `embed` "embedding". The role of any other operation is `name`.
     """
     linears = [arg for arg in flattened(args) if isinstance(arg, Linear)]
     if linears:

@@ -83,7 +83,7 @@ class Linear:
     Attributes:
         is_partial: whether this process has only some columns of the matrix. The product is then a partial sum, which
             must be added over all processes that share the model.
-        lora: None without adapters.
+        lora: the matrices of the adapters; None without adapters.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Growth(NamedTuple):
 
     Attributes:
         length: the number of successive positions with the same factor.
-        first: 0 or 1: the number with which the formula begins to count positions.
+        first: the number of the first position in the formula, 0 or 1.
     """
 
     beta: float
@@ -150,7 +150,7 @@ class Rope:
 
     @classmethod
     def plain(cls, head_dim: int, theta: float, factor: float = 1.0) -> Rope:
-        """Return a `Rope` with frequencies `theta ** (-2j / head_dim) / factor`; a `factor` is "linear" scaling."""
+        """Return a `Rope` with frequencies `theta ** (-2j / head_dim) / factor`; `factor` is for "linear" scaling."""
         return cls(tuple(theta ** (-2 * j / head_dim) / factor for j in range(head_dim // 2)))
 
     @cached_property

@@ -43,7 +43,11 @@ storage, block, dispatch, exchange = map(_registering, [kind for kind in OPERATI
 
 
 class Primitives(ABC):
-    """Operations on one array type, without model state. Results are float32 unless the docstring says otherwise."""
+    """The abstract operations.
+
+    Where a docstring names no other type, results are float32; float64 in `scalar`; float16 or bfloat16 if activations
+    have this type.
+    """
 
     @abstractmethod
     def embed(self, table: Array | Weight, ids: Sequence[Token]) -> Array:

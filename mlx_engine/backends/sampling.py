@@ -2,15 +2,15 @@
 
 After the user's logits processors (`loop/sampler.py`), the functions in this file apply logit bias, repetition penalty,
 frequency penalty, presence penalty, the mask of a constraint, temperature, top-k, top-p and min-p, in this order, and
-draw one token. So no bias or penalty can allow a token that the mask forbids. This is the order of Hugging Face
-transformers; vLLM applies min-p before top-k. The caller passes the random number u in [0, 1) for the draw, so that the
-same seed gives the same text on every backend.
+draw one token. The mask comes after bias and penalties, so that these cannot allow a token that the mask forbids. The
+order of top-k, top-p and min-p is that of Hugging Face transformers; vLLM applies min-p before top-k. The caller passes
+the random number u in [0, 1) for the draw, so that the same seed gives the same text on every backend.
 
 Ranks (processes that share a model) send logits to each other: slices of the vocabulary with tensor parallelism, whole
-rows in a pipeline. If a pass needs only the k largest logits of each row (`Batch.best`), and these and their columns
-take fewer bytes than the row (`packs`), ranks send only these (`packed`). The receiver sets all other columns to a
-smaller value (`unpacked`), so the k largest logits of the row are correct. Equal logits are ranked by column, lowest
-first, as in `largest`.
+rows in a pipeline. If a pass needs only the k largest logits of each row (`Batch.best`), and these logits and their
+columns take fewer bytes than the row (`packs`), ranks send only these logits and columns (`packed`). The receiver sets
+all other columns to a smaller value (`unpacked`), so the k largest logits of the row are correct. Equal logits are
+ranked by column, lowest first, as in `largest`.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     likely = p[order]
     likely /= likely.sum()
     if sampling.top_p < 1:
-        # The token with which the sum reaches top_p is kept, too. So compare the sum of the tokens before it.
+        # The token with which the sum reaches top_p is kept, too. So compare, for each token, the sum before the token.
         reached = np.cumsum(likely) - likely
         likely = likely[: max(1, int(np.count_nonzero(reached < sampling.top_p)))]
     n_kept = max(1, int(np.count_nonzero(likely >= sampling.min_p * likely[0])))
@@ -135,7 +135,8 @@ def largest(values: np.ndarray, n: int) -> np.ndarray:
     if n >= len(values):
         return np.argsort(-values, kind="stable")
     # Sorting a whole vocabulary takes milliseconds. So sort only the values that are at least `least`, the n-th largest
-    # of the groups' maxima. At least n values are that large, so the n largest values are among them.
+    # of the groups' maxima (of all values, if there are fewer maxima than n). At least n values are that large, so the
+    # n largest values are among them.
     maxima = _maxima(values)
     maxima = maxima if n <= len(maxima) else values
     least = np.partition(maxima, len(maxima) - n)[len(maxima) - n]

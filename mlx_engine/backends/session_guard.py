@@ -70,7 +70,7 @@ class SessionGuard:
     def hold_for_ever(self, seconds: float) -> bool:
         """Hold the session until the process ends, so that no other thread runs a pass during the exit; return True.
 
-        Return False if another thread does not end its session within the given seconds, or if this process was forked
-        and the backend does not work here.
+        Return False, without the session, if another thread does not end its session within the given seconds, or if
+        this process was forked and the backend does not work here.
         """
         return self._process in (None, os.getpid()) and self._lock.acquire(timeout=seconds)

@@ -59,7 +59,7 @@ _RECORD_BYTES = 640  # upper bound on the memory of a TensorInfo with name, shap
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor's record. `shape` is row-major, the reverse of the file's order; `offset` counts from byte 0."""
+    """A tensor's record. `shape` is row-major, reversed from the file; `offset` counts from the file's start."""
 
     name: str
     shape: tuple[int, ...]
@@ -279,7 +279,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
     Raises:
         SourceError: there is no such file, it cannot be opened, or a part of a split file is missing or renamed.
-        FormatError: the file is not valid GGUF.
+        FormatError: the file is not valid GGUF, or the parts of a split file do not fit together.
     """
     opened = _open_part(Path(path))
     try:

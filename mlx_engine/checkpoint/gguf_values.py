@@ -5,7 +5,7 @@ array, an array of strings a list, and an array of arrays a tuple. A string of a
 decoded with `surrogateescape`, so that it can be written back unchanged: llama.cpp accepts any bytes, and its test
 files contain such strings. A longer string cannot be a token, and must be UTF-8.
 
-Allocations are counted, so a damaged or malicious header needs at most `8 * file size + 1 MB` of memory.
+Allocations are counted and limited, so a damaged or malicious header needs at most `8 * file size + 1 MB` of memory.
 
 Source: the layout is that of https://github.com/ggml-org/ggml/blob/d99724f2/docs/gguf.md; the checks are those of
 llama.cpp, see `gguf.py`.
@@ -25,7 +25,7 @@ from mlx_engine.errors import FormatError
 
 
 class ValueType(IntEnum):
-    """The types of metadata values, by their number in the file."""
+    """The types of metadata values. Their numbers are those in the file."""
 
     UINT8 = 0
     INT8 = 1
@@ -114,16 +114,17 @@ def any_strings(piece: bytes, n: int) -> tuple[list[str], int]:
 CUT_SHORT = "the file is cut short or damaged; download or convert it again"
 FAULTY = "the file is damaged, or made by a faulty converter; download or convert it again"
 
-MAX_KEY_BYTES = (1 << 16) - 1  # the format's own limit
-MAX_DEPTH = 8  # the most nested arrays; no known file nests arrays, and llama.cpp rejects nested arrays
+MAX_KEY_BYTES = (1 << 16) - 1  # the limit in the specification of GGUF
+MAX_DEPTH = 8  # levels of nested arrays; no known file nests arrays, and llama.cpp rejects nested arrays
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _SCALARS = {kind: struct.Struct(code) for kind, code in CODES.items()}
 
-# Bytes of the pieces in which arrays of strings are copied and decoded. Longer strings must be UTF-8.
+# Arrays of strings are copied and decoded in pieces of this many bytes. A string with more bytes must be UTF-8.
 _PIECE = 1 << 15
-_OBJECT_BYTES = 256  # an upper bound on the bytes of a str or array without its data, plus those of its dict entry
-# Counted allocations may exceed 8 * file size by these bytes. The rest of 1 MB is for allocations that are not counted.
+_OBJECT_BYTES = 256  # an upper bound on the bytes of a Python str or array and of its dict entry, without the data
+# Counted allocations may exceed 8 * file size by this many bytes. The rest of the 1 MB in the
+# docstring above is for allocations that are not counted.
 _SPARE_BYTES = 1 << 18
 
 
@@ -177,7 +178,11 @@ class Cursor:
         return int(self.number(_U64, field))
 
     def count(self, field: str, *, bytes_each: int) -> int:
-        """Read how many items of at least `bytes_each` bytes follow; raise FormatError if the file is too short."""
+        """Read the number of items that follow.
+
+        Raises:
+            FormatError: the rest of the file is too short for the items, each of which has at least `bytes_each` bytes.
+        """
         at = self.at
         n = self.u64(field)
         if n * bytes_each > self.size - self.at:
@@ -217,10 +222,10 @@ class Cursor:
         """Read `n` consecutive strings, decoding a piece of the file at a time."""
         out: list[str] = []
         while len(out) < n:
-            # 64 bytes per remaining string, so that a short array does not copy a whole piece
+            # Copy at most 64 bytes per remaining string, because a short array does not need a whole piece.
             piece = self.buffer[self.at : self.at + min(_PIECE, 64 * (n - len(out)))]
             texts, n_bytes = short_strings(piece, n - len(out)) or any_strings(piece, n - len(out))
-            if not texts:  # the next string is longer than a piece, or than the file
+            if not texts:  # the next string is longer than `piece`, or than the rest of the file
                 texts, n_bytes = [self.string(f"{field}[{len(out)}]")], 0
             # If texts have 5 or more bytes on average, the Python objects need at most 8 times the bytes of texts and
             # lengths in the file. For shorter texts, add up the objects' sizes, plus 9 bytes each for the list.

@@ -51,7 +51,7 @@ class Tensor(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of `data`."""
+        """The number of bytes of `data`."""
 
     @property
     def data(self) -> NDArray[np.uint8]:
@@ -143,7 +143,7 @@ _INTEGERS = (ValueType.UINT32, ValueType.INT32, ValueType.INT64, ValueType.UINT6
 
 
 def _kind_of(value: object, option: str) -> ValueType:
-    """Return the stored type of a value without an explicit type; raise OptionError if GGUF has none."""
+    """Return the stored type of a value that is not a `Value`; raise OptionError if no GGUF type can store it."""
     if isinstance(value, str):
         return ValueType.STRING
     if isinstance(value, np.generic) and value.dtype in _KIND_OF:
@@ -157,7 +157,7 @@ def _kind_of(value: object, option: str) -> ValueType:
 
 
 def _common_kind(values: Sequence[object], option: str) -> ValueType:
-    """Return a type that can store all of the numbers or bools; raise OptionError if GGUF has none."""
+    """Return the type that stores all of these numbers or bools; raise OptionError if no GGUF type can."""
     if all(isinstance(value, bool) for value in values):
         return ValueType.BOOL
     integers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
@@ -176,7 +176,7 @@ def _encoded(kind: ValueType, value: object, option: str, depth: int) -> bytes:
     """Return the bytes of a value that is stored as `kind`; `depth` is the number of enclosing arrays.
 
     Raises:
-        OptionError: the type cannot hold the value.
+        OptionError: `kind` cannot hold the value.
     """
     if kind == ValueType.ARRAY:
         return _encode_array(value, option, depth + 1)

@@ -14,8 +14,8 @@ from mlx_engine.errors import FormatError, SourceError, first
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 NUMBERED = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
-# Limits of a JSON file: the number of its bytes, and of the lists and objects in it. The second limit bounds the memory
-# of the parsed value: an empty list with its comma has 3 bytes in the file, but takes 64 bytes of memory. The largest
+# A JSON file may have at most this many bytes, and this many lists and objects. The second limit bounds the memory of
+# the parsed value: an empty list with its comma has 3 bytes in the file, but takes 64 bytes of memory. The largest
 # published index has 17 MB.
 MAX_JSON_BYTES, MAX_JSON_VALUES = 1 << 25, 1 << 20
 SHARD_NAME = re.compile(r"[\w.-]+\.safetensors")
@@ -29,8 +29,8 @@ def has_safetensors(folder: Path) -> bool:
 def shards(folder: Path) -> list[SafetensorsFile]:
     """Open the safetensors files of a folder.
 
-    These are the files that the index lists; without an index, model.safetensors; without model.safetensors, the files
-    model-I-of-N.safetensors.
+    If the folder has an index, open the files that the index lists. Otherwise, open model.safetensors if it exists, and
+    the files model-I-of-N.safetensors if it does not.
 
     Raises:
         SourceError: a file is missing.
@@ -93,7 +93,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(content: bytes | str, where: str, hint: str = "download the file again") -> Any:
-    """Parse a JSON text; raise FormatError if it is invalid or too large. `where` names its file in errors."""
+    """Parse a JSON text; raise FormatError if it is invalid or too large. `where` names the file in errors."""
     braces, brackets = ("{", "[") if isinstance(content, str) else (b"{", b"[")
     n_values = content.count(braces) + content.count(brackets)  # type: ignore[arg-type]
     if len(content) > MAX_JSON_BYTES or n_values > MAX_JSON_VALUES:

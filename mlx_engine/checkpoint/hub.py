@@ -19,7 +19,7 @@ TIMEOUT = 5.0
 
 # Errors with which the hub refuses a request. Other OSErrors have other causes, such as a full disk or no network.
 REFUSALS = (HfHubHTTPError, EntryNotFoundError)
-# Numbers of file system errors that prevent writing a download to the cache.
+# The `errno` of each file system error that prevents a download from being written to the cache.
 _LOCAL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -30,12 +30,13 @@ def download(repo: str, file: str | None) -> Path:
     """Download a GGUF file of `repo`, or its safetensors folder, unless it is cached. Return the path.
 
     `file` is the name of a file, or a type such as Q4_K_M, which selects the only GGUF file with this type in its name.
-    Without `file`, choose the only GGUF file of the repository; if there are several, the only Q8_0 file; if there are
-    none, the safetensors folder. If the hub does not answer, return the path of the model in the cache.
+    Without `file`, choose the only GGUF file of the repository. If the repository has several GGUF files, choose the
+    only Q8_0 file; if it has no GGUF file, choose the safetensors folder. If the hub does not answer, return the path
+    of the model in the cache.
 
     Raises:
-        SourceError: no network and no cached model, no such repository or file, several candidate files, or a cache
-            that cannot be written.
+        SourceError: the hub does not answer and the model is not in the cache; there is no such repository or file;
+            several files match; or the cache cannot be written.
     """
     name = HubName(repo, file)
     _check_file_name(repo, file)
@@ -116,7 +117,7 @@ def _fetch(repo: str, file: str | None, *, offline: bool) -> Path:
 
 
 def _choose(repo: str, files: Sequence[str], wanted: str | None) -> str | None:
-    """Return the GGUF file to download; None for the safetensors folder. `wanted` is `file` of `download`."""
+    """Return the GGUF file to download; None for the safetensors folder. `wanted` is the `file` that `download` got."""
     if wanted is not None and not is_type(wanted):
         return wanted
     # Leave out the later parts of split files, and files with encoders of images or audio (mmproj).

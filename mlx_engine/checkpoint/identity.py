@@ -1,4 +1,4 @@
-"""Compute digests of a checkpoint's files: `identity`, a quick one over some of the bytes, and `digest` over all bytes.
+"""Compute digests of a checkpoint's files. `identity` is quick, and hashes some bytes; `digest` hashes all bytes.
 
 Comparing digests shows whether two processes, or a process and a cache on disk, have the same model.
 """
@@ -23,9 +23,10 @@ def _weight_files(path: Path) -> list[Path]:
 def identity(path: Path) -> str:
     """Return a SHA-256, in hex, of the sizes and some bytes of a checkpoint's files.
 
-    The files are the parts of a GGUF file, or a folder's weights and config.json; in a folder, names are hashed, too.
+    The files are the parts of a GGUF file, or a folder's weights and config.json. For a folder, the names of the files
+    are hashed, too.
     Files of at most 4 MiB are read completely. Of larger files, 256 evenly spaced pieces of 16 KiB and up to 255 bytes
-    at the end are read. So models that differ only in a few edited weights may have the same digest.
+    at the end are read. So models that differ only in a few edited weights may have the same SHA-256.
 
     Raises:
         SourceError: a file cannot be read.
@@ -57,10 +58,10 @@ def digest(path: Path) -> str:
 
 
 def signature(path: Path) -> str:
-    """Return a text with the paths, sizes, inodes and times of a checkpoint's weight files; "" if `stat` fails for one.
+    """Return a text with the paths, sizes, inodes and times of a checkpoint's weight files; "" if `stat` fails.
 
-    The text changes with every write to a file: a write updates the change time (ctime) of the file, which programs
-    cannot set.
+    The text changes with every write to a file, because a write updates the file's change time (ctime), and programs
+    cannot set this time.
     """
     try:
         about = [(str(file.resolve()), file.stat()) for file in _weight_files(path)]
@@ -72,7 +73,7 @@ def signature(path: Path) -> str:
 def kept_digest(path: Path, folder: Path, loaded: str | None = None) -> str:
     """Return the `digest` of a checkpoint. Keep it in a file in `folder`, for later calls with unchanged files.
 
-    `loaded` is the `signature` of the files when their weights were loaded.
+    `loaded` is the `signature` of the files when their weights were loaded; None skips the check for later changes.
 
     Raises:
         SourceError: the files have changed since they were loaded, or while they were read.

@@ -21,7 +21,8 @@ class TensorRow:
     """One tensor of a listing.
 
     `type` is the name of the type in GGUF or safetensors. If MLX has quantised the tensor, `type` is the name of its
-    `GroupType`. `nbytes` is None if a tensor in a folder has a type that this program cannot read.
+    `GroupType`, such as "AFFINE4_G64_F16". `nbytes` is None if a tensor in a folder is neither F32, F16 or BF16 nor
+    quantised by MLX.
     """
 
     name: str
@@ -50,11 +51,11 @@ class Listing:
 
     Attributes:
         format: "GGUF" or "safetensors".
-        header: numbers by name: file_bytes and n_tensors; for GGUF files and folders also n_metadata; for GGUF files
-            also version, alignment and data_offset.
+        header: maps names to numbers. The names are file_bytes and n_tensors; for GGUF files and folders also
+            n_metadata; for GGUF files also version, alignment and data_offset.
         metadata: GGUF metadata, in the file's order; for a folder `Checkpoint.settings`; empty for a safetensors file.
-        kinds: maps each key of the metadata to the GGUF type of its value; empty for safetensors.
-        tensors: in the file's order.
+        kinds: maps each key of the metadata to the GGUF type of its value; empty for a folder or a safetensors file.
+        tensors: the tensors, in the order of the file or, for a folder, of its files.
         weight: returns a stored tensor by name.
     """
 
@@ -92,7 +93,7 @@ class Listing:
         return [row for row in self.tensors if pattern in row.name]
 
     def totals(self) -> dict[str, Total]:
-        """Map each tensor type to its totals and, if there are several types, "all" to the totals of all tensors."""
+        """Return a map from each tensor type to its totals. With several types, "all" maps to their sum."""
         groups: dict[str, list[TensorRow]] = {}
         for row in self.tensors:
             groups.setdefault(row.type, []).append(row)
@@ -201,8 +202,8 @@ def summary(listing: Listing) -> dict[str, object]:
 def _flat(config: Mapping[str, object]) -> Mapping[str, object]:
     """Return config.json, with the settings of RoPE and of a multimodal model's text part copied to its top level.
 
-    Transformers 5 writes the settings of RoPE to `rope_parameters`. If kinds of layers have different settings, there
-    is one mapping per kind; the mapping of full attention is used.
+    Transformers 5 writes the settings of RoPE to `rope_parameters`. If kinds of layers have different settings,
+    `rope_parameters` has one mapping per kind; the mapping of full attention is used.
     """
     text = config.get("text_config")
     if isinstance(text, Mapping):

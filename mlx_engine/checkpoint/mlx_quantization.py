@@ -6,8 +6,9 @@ A quantised matrix NAME (..., N, K), with N outputs and K inputs, is stored in t
 - NAME.scales: (..., N, K / group size)
 - NAME.biases: only in the mode "affine", of the same shape as the scales
 
-The setting `quantization` (or `quantization_config`) has "bits", "group_size" and "mode" for all matrices. If it has a
-key NAME, the value has other settings for the matrix NAME, or is false if this matrix is not quantised.
+The setting `quantization` (or `quantization_config`) has "bits", "group_size" and "mode" for all matrices. If it also
+has a key NAME, the value of this key has the settings of the matrix NAME. The value false means that this matrix is not
+quantised, and true that it has the settings of all matrices.
 
 Source: `load_model` and `quantize_model` of mlx-lm 0.32, mlx_lm/utils.py.
 """
@@ -45,7 +46,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Quantization:
-    """A folder's settings.
+    """The quantisation settings of a folder.
 
     `by_name` maps names of single matrices to their settings, or to None if the matrix is not quantised. All other
     matrices have the setting `default`.
@@ -61,7 +62,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class GroupEntry:
-    """A quantised matrix in a folder. `tensors` has the file and name of its quants, scales and, if any, biases."""
+    """A quantised matrix in a folder. `tensors` has the (file, name) of its quants, its scales and any biases."""
 
     shape: tuple[int, ...]
     type: GroupType

@@ -34,7 +34,7 @@ class Checkpoint:
         weight: returns a stored tensor by name; its bytes are read from disk when they are first used.
         notes: lines for the user about settings that are ignored.
         is_converted: whether GPTQ, AWQ or a similar program has quantised layers, which `weight` converts. The types of
-            their weights are unknown before they are read.
+            the converted weights are unknown until `weight` returns them.
     """
 
     where: str
@@ -195,8 +195,8 @@ def refuse_other_folders(folder: Path) -> None:
     raise SourceError(f"{folder}: not a model folder (config.json and safetensors): found {found}; {hint}")
 
 
-# The result of a function in `FOLDER_KINDS`, each of which recognises one kind of folder that is not a model folder: a
-# description of the folder, and a hint; None if the folder is of another kind.
+# Each function in `FOLDER_KINDS` recognises one kind of folder that is not a model folder. It returns a description of
+# the folder and a hint, or None if the folder is of another kind.
 Found = tuple[str, str] | None
 
 

@@ -1,4 +1,4 @@
-"""Check paths and the first bytes of files, so that errors can say what is there, such as a Git-LFS pointer."""
+"""Check paths and the first bytes of files, so that errors can name what a path leads to, such as a Git-LFS pointer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = (
 )
 _TORCH = "convert its folder to safetensors with transformers' save_pretrained, and load the new folder"
 _GGML = ("a file of GGML, which is older than GGUF", "download the GGUF file of this model")
-# Maps the first bytes of each kind of file that users pass in place of GGUF files to (description, hint).
+# Kinds of files that users pass in place of GGUF files: maps the first bytes of each kind to (description, hint).
 _SIGNATURES = {
     b"PK\x03\x04": ("a ZIP archive, as PyTorch writes weights", _TORCH),
     b"\x80": ("a pickle, as PyTorch writes weights", _TORCH),
@@ -68,7 +68,10 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
-    """Return (description, hint) for a file that is not GGUF, by its suffix and `head`; None for an unknown kind."""
+    """Return (description, hint) for a file that is not GGUF; None if its kind is unknown.
+
+    The kind follows from the file's suffix and from `head`, its first bytes.
+    """
     name_folder = f"name its folder, {path.parent if path.parent.name else path.parent.absolute()}"
     if head[8:9] == b"{" or path.suffix == ".safetensors":
         return "a safetensors file, which has no settings of a model", name_folder

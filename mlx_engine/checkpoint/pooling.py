@@ -1,6 +1,6 @@
 """Read from a model's files how hidden states become an embedding, and how a reranker computes a score.
 
-A GGUF file has `ARCH.pooling_type`. A folder has the files of sentence-transformers: `modules.json`, and the
+A GGUF file has `ARCH.pooling_type`. A folder may have the files of sentence-transformers: `modules.json`, and the
 `config.json` of its Pooling module. A GGUF file is a reranker if its pooling type is `GGUF_RANK` or it has a chat
 template named "rerank". A folder is a reranker if it has `classifier_from_token` in config.json, a LogitScore module,
 or `pipeline_tag: text-ranking` in the header of its model card.
@@ -23,7 +23,7 @@ from mlx_engine.errors import FormatError
 
 Kind = Literal["last", "mean", "cls"]
 
-# The values of GGUF's `pooling_type`; 0 means no pooling.
+# Maps values of GGUF's `pooling_type` to kinds of pooling. The value 0 means no pooling.
 GGUF_KINDS: Mapping[object, Kind] = {1: "mean", 2: "cls", 3: "last"}
 GGUF_RANK = 4
 CLASSIFIER = "cls.output.weight"

@@ -1,8 +1,8 @@
 """Read folders that other programs have quantised with AWQ, GPTQ, MXFP4, FP8 or compressed-tensors.
 
 The config.json of such a folder has a `quantization_config` with a `quant_method`. A quantised layer consists of
-several tensors: quants, scales, zero points. A reader per method finds the layers, and returns each as one weight with
-exactly the values that the method defines. Settings that quantise activations are ignored.
+several tensors: quants, scales, zero points. For each method, a function finds the layers, and returns each as one
+weight with exactly the values that the method defines. Settings that quantise activations are ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ SCALES = ("F32", "F16", "BF16", "F8_E8M0")
 
 @dataclass(frozen=True)
 class Layer:
-    """A quantised weight: its shape, (N, K) or (experts, N, K), the names of its tensors, and a function to read it."""
+    """A quantised weight, as it is stored.
+
+    Attributes:
+        shape: (N, K) or (experts, N, K).
+        parts: the names of its tensors.
+        read: returns the weight.
+    """
 
     shape: tuple[int, ...]
     parts: tuple[str, ...]
@@ -63,7 +69,7 @@ class QuantConfig:
 
 
 def quant_method(values: Mapping[str, object]) -> str | None:
-    """Return the method of a `quantization_config`; None if it names none, as in folders of MLX."""
+    """Return the method of a `quantization_config`; None if it names no method, as in folders of MLX."""
     # Before release 4.34, transformers did not write the name of the method for bitsandbytes.
     is_old = any(key.startswith(("load_in_", "bnb_")) for key in values)
     method = values.get("quant_method", "bitsandbytes" if is_old else None)
@@ -104,6 +110,7 @@ def _damaged(where: str, expected: str, found: str) -> FormatError:
     return FormatError(where=where, expected=expected, found=found, hint="download or convert the folder again")
 
 
+# Columns in a block of Q4_0 or Q8_0.
 BLOCK = 32
 # Weights are computed in pieces of this many values, so that temporary arrays need only a few megabytes.
 _PIECE = 1 << 20
@@ -115,8 +122,8 @@ class Groups:
 
     A weight is `scale * (q - zero)`: one product in float32 of a widened scale and a small integer. The matrix is
     converted to Q4_0 or Q8_0, with the same values, under three conditions: each block of 32 columns is in one group,
-    all scales are float16 values, and every possible `q - zero` is from -128 to 127. Backends multiply these types
-    without expanding them. Other matrices are expanded to float32.
+    all scales are float16 values, and every possible `q - zero` is from -128 to 127. Backends multiply Q4_0
+    and Q8_0 without expanding them. Other matrices are expanded to float32.
 
     Attributes:
         scales: float32 (N, G).
@@ -191,7 +198,7 @@ def fields(words: NDArray[np.int32], bits: int, order: tuple[int, ...] | None = 
 
 
 def equal_groups(k: int, size: int) -> NDArray[np.int64]:
-    """Return (k,) the group of each column, for groups of `size` columns, or one group if `size` is -1."""
+    """Return (k,) the group of each column. Groups have `size` columns; if `size` is -1, one group has all columns."""
     return np.arange(k) // (k if size == -1 else size) if k else np.zeros(0, np.int64)
 
 
@@ -262,8 +269,8 @@ def gptq_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     The group g of column k is `g_idx[k]`, or `k // group_size` if there is no `g_idx`. `qweight` (K * bits / 32, N)
     int32 packs the quants of 32 / bits columns into a 32-bit word, the first in the lowest bits. `scales` is (G, N).
     `qzeros` (G, N * bits / 32) packs zero points in the same way, along N. The format "gptq_v2" stores zero points,
-    "gptq" stores zero points minus 1. In "gptq", a zero point of 0 is stored as -1, which has borrowed 1 from the
-    next field of the word. So 1 is added to all fields of a word in one 32-bit addition, as in GPTQModel: the carries
+    "gptq" stores zero points minus 1. In "gptq", a zero point of 0 is stored as -1, which borrows 1 from the next
+    field of the word. So 1 is added to all fields of a word in one 32-bit addition, as in GPTQModel: the carries
     undo the borrows.
 
     Source: `QuantLinear.pack` and `forward`, github.com/AutoGPTQ/AutoGPTQ,
@@ -316,7 +323,7 @@ def mxfp4_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 
     NAME_blocks (experts, N, K / 32, 16) has the quants of groups of 32 weights, two per byte, the even one in the low
     half. NAME_scales (experts, N, K / 32) has an exponent e per group, for the scale 2**(e - 127). The weight (experts,
-    N, K) is named NAME_blocks, because folders that are not quantised have a tensor NAME with another order of axes.
+    N, K) is named NAME_blocks, not NAME: in folders that are not quantised, the tensor NAME has another order of axes.
 
     Source: `convert_moe_packed_tensors`, Hugging Face transformers, integrations/mxfp4.py.
     """
@@ -417,11 +424,11 @@ def compressed_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     """Find the layers of compressed-tensors: FP8 or integers, with scales.
 
     For integers, `weight[n, k] = scale[n, g] * (q[n, k] - zero[n, g])`. The group g of column k is `weight_g_idx[k]`,
-    or `k // (K / G)` if this tensor is absent.
+    or `k // (K / G)` if this tensor is absent. The formats are:
     - "int-quantized" and "naive-quantized" store 8-bit integers as `weight`, I8.
     - "float-quantized" stores `weight` as F8_E4M3 (see `fp8_layers`).
-    - "pack-quantized" stores 4- or 8-bit integers plus 2**(bits - 1) as `weight_packed` (N, K * bits / 32) I32, the
-      first column in the lowest bits, and (N, K) as `weight_shape`.
+    - "pack-quantized" adds 2**(bits - 1) to 4- or 8-bit integers, and packs them into `weight_packed` (N, K * bits /
+      32) I32, the first column in the lowest bits. `weight_shape` has the numbers N and K.
     For integers, `weight_scale` is (N, G), (N, 1) or one number. Asymmetric weights have `weight_zero_point`: I8 of the
     scales' shape, or I32, packed like `weight_packed` but along N. If this tensor is absent, zero points are 0.
 
@@ -517,7 +524,7 @@ def _compressed_layer(files: Files, prefix: str, stored: str, bits: int, shape: 
 
 
 def _compressed_zeros(files: Files, name: str, bits: int, shape: tuple[int, int]) -> NDArray[np.int16]:
-    """Return the zero points (N, G), which are 0 if the file has none."""
+    """Return the zero points (N, G), which are 0 if the files have no tensor `name`."""
     if name not in files:
         return np.zeros(shape, dtype=np.int16)
     stored = part(files, name, "I8", "I32")
@@ -539,7 +546,7 @@ _READERS: dict[str, Callable[[QuantConfig, Files], Mapping[str, Layer]]] = {
 
 
 def read_layers(where: str, values: Mapping[str, Any], files: Files) -> Mapping[str, Layer]:
-    """Return a map from the name of each quantised weight to its layer, for the `quantization_config` in `values`.
+    """Return a map from the name of each quantised weight to its layer. `values` is the `quantization_config`.
 
     Raises:
         UnsupportedConfigError: the method or one of its settings is not implemented.

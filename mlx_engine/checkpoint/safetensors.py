@@ -87,7 +87,7 @@ class SafetensorsFile:
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:
-    """Map a file and parse its header; no tensor data is read.
+    """Memory-map a file and parse its header; no tensor data is read.
 
     Raises:
         SourceError: the file cannot be opened.

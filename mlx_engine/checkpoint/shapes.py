@@ -1,8 +1,8 @@
 """Write checkpoints with the shapes of real models and random weights ("shape:gpt2"), to benchmark without a download.
 
-Each checkpoint is written once, to the user's cache folder, except inside of `not_kept`. GPT-2 and Gemma 3 are Hugging
-Face folders, the others Q8_0 GGUF files. The models generate noise, but their timings are valid, because speed does not
-depend on the values of weights.
+Each checkpoint is written once, to the user's cache folder; in the context `not_kept`, to a temporary folder. The
+checkpoints of GPT-2 and Gemma 3 are Hugging Face folders, all others Q8_0 GGUF files. The models generate noise, but
+their timings are valid, because speed does not depend on the values of weights.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class Qwen35Shape(Qwen3Shape):
     def settings(self) -> dict[str, object]:
         return super().settings() | {
             "rope.dimension_count": self.head_dim // 4,
-            # The sections of multimodal RoPE, which llama.cpp expects in every file.
+            # The sections of multimodal RoPE, which llama.cpp expects in every file of this architecture.
             "rope.dimension_sections": [11, 11, 10, 0],
             "full_attention_interval": self.interval,
             "ssm.conv_kernel": self.conv_kernel,
@@ -304,7 +304,7 @@ class Qwen3MoeShape(Qwen3Shape):
         yield matrix(f"{at}ffn_down_exps", X, D, F, gain=0.3)
 
     def drawn(self) -> Sequence[Weight | RandomTensor]:
-        return list(self.tensors())  # no values yet: those of all tensors together may not fit into memory
+        return list(self.tensors())  # without values: the values of all tensors may not fit into memory
 
 
 @dataclass(frozen=True)
@@ -371,7 +371,7 @@ class NemotronHShape(Qwen3Shape):
 
     Attributes:
         pattern: a character per layer: "M" for a Mamba2 mixer, "*" for attention, "-" for an FFN.
-        n_space_heads: heads of a Mamba2 mixer, which have `space_head_dim` values each.
+        n_space_heads: the number of heads of a Mamba2 mixer; each head has `space_head_dim` values.
     """
 
     pattern: str
@@ -650,7 +650,7 @@ _temporary: Path | None = None
 
 
 def shape_path(name: str, progress: Progress | None = None) -> Path:
-    """Return the path of a shape's checkpoint. If there is none, write it; outside `not_kept`, also print its path.
+    """Return the path of a shape's checkpoint. If it does not exist, write it; outside `not_kept`, also print its path.
 
     Raises:
         SourceError: there is no such shape, or its checkpoint cannot be written.
@@ -677,9 +677,9 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
 
 @contextlib.contextmanager
 def not_kept() -> Iterator[None]:
-    """Return a context that writes new checkpoints to a temporary folder, and deletes the folder at the end.
+    """Return a context in which `shape_path` writes new checkpoints to a temporary folder, which is deleted at the end.
 
-    Checkpoints that are already in the cache folder are used. If this process is killed, the next process that uses a
+    Checkpoints that are in the cache folder are used. If this process is killed, the next process that uses a
     shape removes the temporary folder.
 
     Raises:
@@ -709,6 +709,6 @@ def file_of(name: str) -> Path:
 
 def cache_folder() -> Path:
     """Return the folder for files that can be regenerated: mlx_engine in XDG_CACHE_HOME, or in ~/.cache."""
-    # `Path.expanduser` raises an error if the user has no home.
+    # Unlike `Path.expanduser`, `os.path.expanduser` raises no error if the user has no home folder.
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     return Path(cache) / "mlx_engine"

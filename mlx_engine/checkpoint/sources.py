@@ -46,8 +46,8 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
     except (OSError, RuntimeError, ValueError) as error:
         raise SourceError(f"{str(source)[:80]!r}: neither a path nor a hub id ({error})") from error
     name = None if isinstance(source, Path) else hub_name(source)
-    # "models/qwen3.gguf" has the form of a hub id, but means a file. "models/NAME" is not a hub id
-    # either, if the folder "models" exists.
+    # "models/qwen3.gguf" has the form of a hub id, but means a file. If the folder "models" exists, "models/NAME" means
+    # a file or folder in it.
     means_file = name is not None and source == name.repo and path.suffix in (".gguf", ".safetensors")
     if name is None or means_file or path.parent.is_dir():
         raise SourceError(f"{source}: no such file or folder; give {KINDS}")
@@ -57,7 +57,7 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
 
 
 def is_cached(source: str) -> bool | None:
-    """Return whether the model of a hub id has been downloaded; None if `source` is not a hub id."""
+    """Return whether a model of the hub is in the cache; None if `source` is a path, or no hub id or address."""
     try:
         if Path(source).expanduser().exists():
             return None
@@ -91,7 +91,8 @@ class HubName(NamedTuple):
 
     Attributes:
         repo: the repository, org/repo.
-        file: a file of the repository, or a type such as Q4_K_M that is part of a GGUF file's name; None for neither.
+        file: a file of the repository, or a type such as Q4_K_M that is part of a GGUF file's name; None if only the
+            repository is given.
     """
 
     repo: str

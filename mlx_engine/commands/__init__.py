@@ -21,8 +21,8 @@ except KeyboardInterrupt:
 # Typer's options for shell completion.
 COMPLETION = ("--install-completion", "--show-completion")
 
-# Maps each command to its summary, with which its docstring begins. Help lists the commands in this order. The module
-# `commands/NAME.py` has the command NAME, as a function or typer application with this name.
+# Maps each command to its summary, the beginning of its docstring. Help lists commands in this order. The module
+# `commands/NAME.py` defines the command NAME, as a function or a typer application of this name.
 SUMMARIES = {
     "generate": "Generate text from a prompt",
     "chat": "Talk with a model",

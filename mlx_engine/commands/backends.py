@@ -10,7 +10,7 @@ from mlx_engine.commands.options.groups import takes_groups
 from mlx_engine.commands.options.model import AllowSetting
 from mlx_engine.options import option
 
-# Backends whose dispatches are counted.
+# Backends whose GPU dispatches are counted.
 ON_GPU = ("mlx", "metal", "cuda")
 
 

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Snapshots = Callable[[Callable[[int, int, str], None]], Iterator[list[Row]]]
 
-# Per mode, the fields of the options that it refuses, because it would ignore them. --compare refuses all but --out.
+# The fields of the options that each mode refuses, because it would ignore them. --compare refuses all but --out.
 IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap", "experts_memory")
 IGNORED_BY_SPECULATION = (
     "n_prompt", "n_gen", "both", "depth", "kv", "no_overlap", "budget", "sweep", "compare", "concurrency", "url",
 )  # fmt: skip
 IGNORED_BY_CLIENTS = ("both", "depth", "kv", "sweep", "compare")
-# With --url, the server that is measured determines these options.
+# --url also refuses these options, because the measured server determines them.
 IGNORED_BY_URL = (
     "backend", "quant", "quant_min_dim", "quant_layer", "threads", "activations", "kv_type", "no_jit", "no_overlap",
     "prefix_cache", "experts_memory",
@@ -252,7 +252,7 @@ def refuse_sharing(tests: MeasureOptions, mode: ModeOptions, clients: Concurrenc
 
 
 def refuse(option: str, others: Sequence[str]) -> None:
-    """Raise OptionError if options were given that cannot be combined with `option`."""
+    """Raise OptionError if `others`, the given flags that cannot be combined with `option`, is not empty."""
     flags = ", ".join(others)
     message = f"{option} cannot be combined with {flags}"
     require(not others, option=option, expected="no option that it would ignore", found=flags, message=message)
@@ -495,7 +495,7 @@ def warn_if_disturbed(found: list[Row]) -> None:
 
 
 def keep(found: list[Row], row: Row) -> None:
-    """Append a row to `found`. For the first row, print its notes; for the first with timed operations, a warning."""
+    """Append a row to `found`. Print the notes of the first row; warn of the first row with timed operations."""
     if row.get("watched") and not any(other.get("watched") for other in found):
         notice("warning: MLX_ENGINE_LOG is set, so every operation is timed: rates are lower than without it")
     if not found:

@@ -29,7 +29,7 @@ cache = typer.Typer(
 )
 
 HUB_PREFIX = "models--"
-# The names of folders of compiled kernels: a digest of their source. NUMBA_CACHE_DIR may also have folders of other
+# A folder of compiled kernels is named by the digest of their source. NUMBA_CACHE_DIR may also have folders of other
 # programs, which must not be deleted.
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 
@@ -47,8 +47,10 @@ class Kept:
 
     Attributes:
         name: a hub id, shape:NAME, kernels, emulator, tuning or prefixes.
-        kind: whether a deleted item is downloaded or made again when it is needed.
-        parts: the paths that `delete` deletes: `path` itself, or the engine's files in it.
+        kind: "download" if the item was downloaded, "made" if the engine computed it. If it is needed after its
+            deletion, it is downloaded or computed again.
+        path: the file or folder that `cache list` prints.
+        parts: the paths that `delete` deletes: `path` itself, or the engine's files and folders in it.
         nbytes: total bytes of the files in `parts`; symbolic links do not count.
     """
 
@@ -104,7 +106,7 @@ def remove(
 
 
 def everything_kept(prefix_dir: Path | None) -> list[Kept]:
-    """Return all items on disk, with the prefixes in `prefix_dir`, if it is given."""
+    """Return all items on disk, including the prefixes in `prefix_dir` if this folder is given."""
     from mlx_engine.cache.disk import parts_of
 
     items = kept()
@@ -145,7 +147,7 @@ def lines_of(items: Sequence[Kept]) -> list[str]:
 
 
 def kept() -> list[Kept]:
-    """Remove the unfinished files of dead processes. Return the items on disk except prefixes, models first."""
+    """Remove unfinished files of processes that have died. Return the items on disk except prefixes, models first."""
     from mlx_engine.checkpoint import shapes
     from mlx_engine.kernels.files import remove_dead
 
@@ -154,7 +156,7 @@ def kept() -> list[Kept]:
 
 
 def delete(item: Kept) -> None:
-    """Delete an item; raise SourceError if a part cannot be removed. A process can still read the files it has open."""
+    """Delete an item; raise SourceError if a part cannot be removed. Processes can still read files that are open."""
     for part in item.parts:
         try:
             if part.is_dir() and not part.is_symlink():
@@ -195,8 +197,7 @@ def _kernels() -> Iterator[Kept]:
     remove_dead(emulator)
     found = {
         "kernels": (compiled, [folder for folder in _folders(compiled) if _DIGEST.fullmatch(folder.name)]),
-        # Unfinished files belong to running processes, because `remove_dead` has deleted those of dead processes. So
-        # unfinished files are left out.
+        # The files that are still unfinished after `remove_dead` belong to running processes, and are left out.
         "emulator": (emulator, sorted(path for path in emulator.iterdir() if not path.name.endswith(ENDING))),
         "tuning": (tuning := shapes.cache_folder() / "tuning.json", [tuning] if tuning.is_file() else []),
     }
@@ -213,7 +214,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files below a folder; symbolic links do not count."""
+    """Return the size in bytes of a file, or of all files below a folder; symbolic links do not count."""
     files = [path] if not path.is_dir() else [Path(root, name) for root, _, names in os.walk(path) for name in names]
     sizes = 0
     for file in files:

@@ -163,9 +163,9 @@ def chat(
 
 
 def session_file(name: str) -> Path:
-    """Return the file with the messages of a session, a conversation that `--session` names; create its folder.
+    """Return the file for the messages of a session (a conversation named with `--session`); create its folder.
 
-    The folder is `sessions`, in the folder of `history_file()`.
+    The folder is named `sessions`, and is next to the file `history_file()`.
 
     Raises:
         OptionError: the name cannot be a file name.
@@ -207,12 +207,12 @@ def resume(conversation: Conversation, file: Path) -> None:
         raise damaged from error
     for message in conversation.messages:
         begin = {"user": "> ", "assistant": ""}.get(message["role"], f"{message['role']}: ")
-        if message["content"]:  # None if the message has only calls
+        if message["content"]:  # the content is None if the message has only tool calls
             notice(f"{begin}{joined_parts(message['content'])}")
 
 
 def keep(conversation: Conversation, file: Path) -> None:
-    """Write a session's messages to `file`, and its keys and values to a .kv file. Only this user can read them."""
+    """Write a session's messages to `file`, its keys and values to a .kv file. Only this user can read the files."""
     if not conversation.messages:
         return
     what = "the session is"
@@ -221,7 +221,7 @@ def keep(conversation: Conversation, file: Path) -> None:
             new.chmod(0o600)
             new.write_text(json.dumps(conversation.state(), ensure_ascii=False) + "\n", encoding="utf-8")
             new.replace(file)
-        what = "the keys and values of the session are"  # much larger than the text, so the disk may be full
+        what = "the keys and values of the session are"  # a much larger file, for which the disk may be too full
         conversation.save_prefix(file.with_suffix(".kv"))
     except (EngineError, OSError) as error:
         notice(f"warning: {file}: {what} not kept ({getattr(error, 'strerror', None) or error})")
@@ -314,7 +314,7 @@ def talk(chat: Chat, messages: Iterable[str], *, quiet: bool) -> None:
                     )
                     with without_echo():
                         answer(chat.conversation, give, quiet=quiet)
-        except KeyboardInterrupt:  # Ctrl-C while /model loads; `answer` handles Ctrl-C itself
+        except KeyboardInterrupt:  # Ctrl-C while /model loads or a tool runs; `answer` handles Ctrl-C itself
             notice("(stopped)")
         except ContextLengthError as error:
             notice(f"error: {error}; /clear begins a new conversation")
@@ -326,7 +326,7 @@ DECLINED = "The user does not want this call to be made."
 
 
 def called(chat: Chat, call: ToolCall, replies: Iterator[str]) -> str:
-    """Call a function if the user agrees; return the result, or a text that tells the model why there is none.
+    """Call a function if the user agrees. Return its result, or a text that tells the model why there is no result.
 
     `replies` yields the lines that the user types.
     """
@@ -379,7 +379,7 @@ def answer(conversation: Conversation, ask: Ask, *, quiet: bool) -> None:
 
 
 def print_pieces(pieces: Iterator[str], stop: threading.Event, conversation: Conversation, *, quiet: bool) -> None:
-    """Print the text and reasoning in `pieces`, but no calls. Stop if `stop` is set. Finally print a line feed."""
+    """Print the text and reasoning in `pieces`, but no tool calls. Stop if `stop` is set. Finally print a line feed."""
     reader = conversation.reader()
     with AnswerPrinter(quiet=quiet) as printer:
         for piece in pieces:
@@ -401,7 +401,7 @@ class AnswerPrinter(TextWriter):
         self._quiet, self._is_reasoning = quiet, False
 
     def print(self, events: Iterable[Event]) -> None:
-        """Print the text and the reasoning of more events."""
+        """Print the text and the reasoning in the next events of the answer."""
         from mlx_engine.conversation.events import ReasoningDelta, TextDelta
 
         for event in events:
@@ -434,7 +434,7 @@ def limits_reached(conversation: Conversation) -> Iterator[str]:
 
 @contextmanager
 def stopped_by_ctrl_c() -> Iterator[threading.Event]:
-    """Yield an event. Ctrl-C sets it, and raises no KeyboardInterrupt, which could interrupt a forward pass."""
+    """Yield an event that Ctrl-C sets. A KeyboardInterrupt is not raised, because it could interrupt a forward pass."""
     pressed = threading.Event()
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield pressed
@@ -447,7 +447,10 @@ def stopped_by_ctrl_c() -> Iterator[threading.Event]:
 
 
 Ask: TypeAlias = Callable[..., Iterator[str]]
-"""A function that starts an answer and returns its pieces; it takes the keyword `progress` of `Conversation.ask`."""
+"""A function that starts an answer and returns its pieces of text.
+
+Its keyword `progress` is a function that is called with (tokens done, tokens in total) while the prompt is read.
+"""
 
 QUIT, SLASHED_QUIT = ("quit", "exit"), ("/quit", "/exit", "/bye")
 
@@ -459,11 +462,11 @@ LIMITS = ("max_tokens", "timeout")
 
 @dataclass
 class Chat:
-    """The state that commands such as /set change.
+    """The conversation and its tools and options, for commands such as /set, which change them.
 
     Attributes:
-        begin: loads a model, checks that its template can render the given messages, and returns a new conversation,
-            which does not have these messages.
+        begin: loads a model, checks that its template can render the given messages, and returns a new conversation
+            without these messages.
         functions: the tools, by name.
         always: the names of the tools that are called without asking.
         changed: the values of the options that /set has changed, by name.
@@ -478,7 +481,10 @@ class Chat:
 
 @dataclass(frozen=True)
 class Command:
-    """A command. `usage` is its name and arguments; `run` handles the text after the name."""
+    """A command such as /set. `usage` is its name and arguments.
+
+    `run` is called with the chat and the text after the name. It returns a function that starts an answer, or None.
+    """
 
     usage: str
     help: str
@@ -491,7 +497,7 @@ def is_end(text: str) -> bool:
 
 
 def perform(chat: Chat, text: str) -> Ask | None:
-    """Handle the user's input. Return a function that starts the answer; None if a command has no answer.
+    """Handle the user's input. Return a function that starts the answer, or None after a command without an answer.
 
     A text that begins with a slash is a command. If a space precedes the slash, the text is a message, without the
     space.
@@ -550,7 +556,7 @@ def read_messages(path: str) -> list[Any]:
     Raises:
         SourceError: the file cannot be read.
         FormatError: the file is not JSON.
-        OptionError: `path` is empty, or the file is not UTF-8 or has no list.
+        OptionError: `path` is empty, or the file is not UTF-8 or is not a list.
     """
     if not path:
         raise OptionError("/load needs the name of a file", option="/load")
@@ -669,7 +675,7 @@ def _value(options: Options, name: str) -> Any:
 
 
 def _shown(name: str, value: Any) -> str:
-    """Format an option's value. For an unset option, return the default that its help shows; without one, "off"."""
+    """Format an option's value. If it is not set, return the default in the option's help, or "off" without one."""
     if value is None or value == ():
         unset = next(about.unset for f, about in declared() if f.name == name)
         return "off" if unset in (None, "none") else unset
@@ -772,8 +778,8 @@ def unwrapped(text: str) -> str:
 def typed_messages(completer: Callable[[], Completer], *, keeps_history: bool = True) -> Iterator[str]:
     """Yield the messages of the user until the input ends.
 
-    In a terminal, `completer()` completes what the user types. With `keeps_history`, messages typed in a terminal are
-    kept for later runs, and messages of earlier runs are offered.
+    In a terminal, the result of `completer()` completes typed text. With `keeps_history`, messages typed in a terminal
+    are kept for later runs, and messages of earlier runs are offered.
 
     Raises:
         OptionError: there is no standard input, or it is not UTF-8.
@@ -846,7 +852,7 @@ def without_echo() -> Iterator[None]:
 
 
 def from_lines(lines: Iterable[bytes]) -> Iterator[str]:
-    """Yield the messages in lines of a pipe, without a byte order mark; raise OptionError if a line is not UTF-8."""
+    """Yield the messages in a pipe's lines, without a byte order mark; raise OptionError if a line is not UTF-8."""
     text = ""
     for i, line in enumerate(lines):
         try:

@@ -38,10 +38,10 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 
 
 def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a command: print a message and exit with a code if the command fails or is ended by a signal.
+    """Decorate a command: if it fails or is ended by a signal, print a message and exit with a nonzero code.
 
     Expected failures are `EngineError`, lack of memory, signals, and errors of writing stdout. All other exceptions are
-    bugs, and keep their traceback.
+    bugs, and are raised with their traceback.
     """
 
     @functools.wraps(command)
@@ -145,7 +145,7 @@ def _from_stdin() -> bytes:
 
 
 def checked_text(text: str, option: str) -> str:
-    """Return an argument; raise OptionError for lone surrogates: Python decodes bytes that are not UTF-8 to these."""
+    """Return an argument; raise OptionError if it has lone surrogates, which stand for bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -176,7 +176,7 @@ def safe_for(stream: TextIO | None, text: str) -> str:
 
 
 def is_plain(stream: TextIO | None) -> bool:
-    """Return whether to omit colours and progress bars: if there is no terminal or a dumb one, or NO_COLOR is set."""
+    """Return whether to omit colours and bars: the stream is no terminal, or a dumb one, or NO_COLOR is set."""
     if stream is None or not stream.isatty():
         return True
     return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -184,9 +184,9 @@ def is_plain(stream: TextIO | None) -> bool:
 
 @contextmanager
 def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr if it is a terminal, unless `quiet` is set; the caller reports (done, total)."""
+    """Show a progress bar, unless `quiet` or `is_plain(stderr)`. Yield a function that takes (done, total)."""
     if quiet or is_plain(sys.stderr):
-        # Functions that show their progress with `log.progress_bar` must show no bar, either.
+        # Switch off the bars of `log.progress_bar`, too.
         kept, log.show_bar = log.show_bar, None
         try:
             yield lambda done, total: None
@@ -199,9 +199,9 @@ def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[int, 
 
 @contextmanager
 def still_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """Show a bar; the caller reports (done, total, title).
+    """Show a bar, unless `is_plain(stderr)`. Yield a function that takes (done, total, title).
 
-    The bar is redrawn only at these reports, because a thread that redraws it would disturb measurements.
+    The bar is redrawn only when this function is called, because a thread that redraws it would disturb measurements.
     """
     if is_plain(sys.stderr):
         yield lambda done, total, title: None
@@ -212,7 +212,7 @@ def still_bar() -> Iterator[Callable[[int, int, str], None]]:
 
 @contextmanager
 def bar_of_parts(title: str) -> Iterator[log.Bar | None]:
-    """Show a progress bar; the caller reports (done, total, unfinished parts). If `is_plain(stderr)`, yield None.
+    """Show a bar; yield a function that takes (done, total, unfinished parts). If `is_plain(stderr)`, yield None.
 
     `main` sets `log.show_bar` to this function, so that packages that do not import `commands` can show the bar.
     """
@@ -225,13 +225,13 @@ def bar_of_parts(title: str) -> Iterator[log.Bar | None]:
         )
 
 
-# The progress bars on the terminal, a line for each.
+# The object that draws all bars, a line for each; None if no bar is shown.
 _shown: Progress | None = None
 
 
 @contextmanager
 def _line(title: str, *, auto_refresh: bool = True) -> Iterator[Callable[..., None]]:
-    """Show a line with a title and a bar; yield the function that updates it."""
+    """Show a line with a title and a bar, below the lines that are shown; yield the function that updates it."""
     global _shown
     if _shown is not None:
         task = _shown.add_task(title, total=None)
@@ -302,7 +302,7 @@ class TextWriter:
             self.write("\n")
 
     def _fit_to_terminal(self) -> bool:
-        """Return whether to wrap words. If the width has changed, update the position, as the terminal rewraps text."""
+        """Return whether to wrap words. A terminal with a new width has rewrapped the line: update the column."""
         width = columns_of(self._out)
         if width != self._width and width:
             self._column %= width
@@ -393,7 +393,7 @@ def exit_on_signals() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    # A second signal must not interrupt the removal of files: at shutdown, systems send both SIGTERM and SIGHUP.
+    # At shutdown, systems send both SIGTERM and SIGHUP. The second must not interrupt the removal of temporary files.
     for other in ENDING:
         signal.signal(other, signal.SIG_IGN)
     raise EndedBySignal(number)

@@ -99,7 +99,7 @@ class PromptOptions:
     )
 
     def check(self) -> None:
-        """Raise OptionError if options exclude each other, if one needs --chat, or if --system is not UTF-8."""
+        """Raise OptionError if options exclude each other, if a needed --chat is missing, or --system is not UTF-8."""
         if self.prompt is not None and self.prompt_option is not None:
             message = "give the prompt either as an argument or with --prompt"
             raise OptionError(message, option="--prompt", found=self.prompt_option)
@@ -151,9 +151,9 @@ class PromptOptions:
     def read(self, *, is_example: bool) -> list[str]:
         """Return the prompt, or the non-blank lines of the batch file.
 
-        Without prompt and batch file, return the text on stdin or, if stdin has no text, the example prompt. From texts
-        of files and stdin, remove a byte order mark and the line end at their end. `is_example` is whether the model is
-        the built-in one (`piped`).
+        Without prompt and batch file, return the text on stdin or, if stdin has no text, the example prompt. A text of
+        a file or of stdin is returned without a byte order mark and without a line end at its end. If `is_example` is
+        true (the model is the built-in one), stop waiting for stdin after `PATIENCE` seconds without data.
 
         Raises:
             OptionError: there is a prompt besides --prompt-file, the batch has no prompt, or a text is not UTF-8.
@@ -183,9 +183,9 @@ class PromptOptions:
         return [HAS_TEMPLATE] if could and any(text.rstrip().endswith(ENDS) for text in texts) else []
 
     def for_model(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
-        """Return the texts as prompts. With --chat, a prompt is the messages for the chat template.
+        """Return the texts as prompts. With --chat, each prompt is a `ChatPrompt`, for the chat template.
 
-        With --chat, if the model has no chat template, a prompt is the system message, followed by the text.
+        With --chat, if the model has no chat template, each prompt is the system message, followed by the text.
         """
         if not self.chat:
             return list(texts)
@@ -312,7 +312,7 @@ def print_runs(
     texts: Sequence[str], runs: Sequence[Stream], engine: Engine, requested: str, prompts: PromptOptions,
     output: OutputOptions,
 ) -> int:  # fmt: skip
-    """Print all runs in order; return how many have failed. Without --batch-file, raise the error of the only run."""
+    """Print all runs in order; return how many have failed. Without --batch-file, raise the error of the single run."""
     from mlx_engine.loop.stream import RUN_ERRORS
 
     shown = texts if not (prompts.chat or output.no_echo) else [""] * len(texts)
@@ -342,7 +342,7 @@ def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested
 
 
 def print_text(label: str, prompt: str, first: str, stream: Stream) -> None:
-    """Print the label, the prompt (dimmed on a terminal), and the generated text: `first`, then that of the stream."""
+    """Print the label, the prompt (dimmed on a terminal), and the generated text: `first`, then the stream's pieces."""
     with TextWriter(sys.stdout) as out:
         out.write(label)
         out.write(prompt, dim=True)
@@ -352,7 +352,7 @@ def print_text(label: str, prompt: str, first: str, stream: Stream) -> None:
 
 
 def print_failure(label: str, error: RunError, stream: Stream, engine: Engine, requested: str, *, json: bool) -> None:
-    """Print the error of a run of a batch on stderr; with `json`, also print an object with the error on stdout."""
+    """Print the error of a run on stderr. On stdout, print an object with the error if `json`, else a line end."""
     from mlx_engine.loop.stream import failed
 
     notice(f"{label}error: {error}")
@@ -360,7 +360,7 @@ def print_failure(label: str, error: RunError, stream: Stream, engine: Engine, r
 
 
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
-    """Return the run as a JSON object: "stop" is the stop string or token id that ended it, "error" a message."""
+    """Return a run as a JSON object. "stop" is the stop string or token id that ended the run; "error" is a message."""
     from mlx_engine.backends import types_of
     from mlx_engine.loop.speculation import speculation_of
 
@@ -411,7 +411,7 @@ def closing(
 
 
 def without_line_end(text: str) -> str:
-    """Return a text without byte order mark and without the line end at its end, which editors and `echo` write."""
+    """Return a text without a byte order mark, which some editors write, and without a line end at its end."""
     text = text.removeprefix(BOM)
     return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
 
@@ -419,8 +419,8 @@ def without_line_end(text: str) -> str:
 def piped(*, is_example: bool) -> str:
     """Return all of stdin if it is a pipe or a file; return an empty text if it is a terminal, or closed.
 
-    If stdin has no data for `PATIENCE` seconds and `is_example` is true (the model is the built-in one), return an
-    empty text. If it is false, print a line and continue to wait. Raise OptionError if the text is not UTF-8.
+    If stdin has no data for `PATIENCE` seconds, return an empty text if `is_example` is true (the model is the built-in
+    one); otherwise print a line and continue to wait. Raise OptionError if the text is not UTF-8.
     """
     if sys.stdin is None or sys.stdin.isatty():
         return ""
@@ -437,7 +437,7 @@ def _is_silent(seconds: float) -> bool:
         with selectors.DefaultSelector() as pipes:
             pipes.register(sys.stdin, selectors.EVENT_READ)
             return not pipes.select(seconds)
-    # The program cannot wait for stdin: it is a file, has no file descriptor or, on Windows, is not a socket.
+    # `select` cannot wait for stdin if it is a file, has no file descriptor or, on Windows, is not a socket.
     except (OSError, ValueError):
         return False
 
@@ -456,7 +456,7 @@ def requests_for(makes: RequestBuilder, prompts: Sequence[Prompt], options: Opti
 
 
 def longest_of(requests: Sequence[Request]) -> int:
-    """Return the most tokens that the KV cache may hold: the total of the `BATCH_SLOTS` longest requests."""
+    """Return the most tokens that the KV cache may hold: those of the `BATCH_SLOTS` longest requests, run at once."""
     from mlx_engine.engine import BATCH_SLOTS
 
     return sum(sorted((request.longest for request in requests), reverse=True)[:BATCH_SLOTS])
@@ -527,7 +527,7 @@ def kv_cache(size: CacheSize) -> str:
 
 
 def rates(generation: Generation) -> str:
-    """Return the time to the first token, and the decode rate: further tokens, divided by the time of their passes."""
+    """Return a text with the time to the first token, and the further tokens per second of their passes."""
     first, rate = generation.metrics.time_to_first_token_ms, generation.metrics.decode_tokens_per_second
     if first is None or not generation.token_ids:
         return "no token"
@@ -540,7 +540,7 @@ def _tokens(generation: Generation, engine: Engine) -> str:
 
 
 def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
-    """Return the lines about the total time of runs and the time of their passes; for a single run also its `rates`."""
+    """Return the lines about the total time of runs and the time of their passes; for a single run, add its `rates`."""
     passes = sum(sum(generation.metrics.shares) for generation in generations)
     n_tokens = _count([i for generation in generations for i in generation.token_ids], "token")
     alone = f": {rates(generations[0])}" if len(generations) == 1 else ", prompts included"
@@ -583,7 +583,7 @@ def _entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, obj
 
 
 def table(tokens: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> str:
-    """Return a table with a line per token: id, logprob, text, and the most likely tokens at its place."""
+    """Return a table with a line per token: id, logprob, text, and the most likely tokens at its position."""
     lines = [f"{'id':>7}  {'logprob':>9}  token"]
     for token in tokens:
         shown = (f"{_quoted(i, tokenizer)} {p:.4f}" for i, p in token.top)

@@ -190,7 +190,7 @@ def print_all(listing: Listing, run: Mapping[str, Any], *, as_json: bool) -> Non
 
 
 def header_rows(listing: Listing) -> list[tuple[str, str]]:
-    """Format the header of the file as rows of a title and a text."""
+    """Return the header of the file as rows (title, text)."""
     header = listing.header
     version = f" version {header['version']}" if "version" in header else ""
     n_metadata, n_tensors = len(listing.metadata), len(listing.tensors)
@@ -203,7 +203,7 @@ def header_rows(listing: Listing) -> list[tuple[str, str]]:
 
 
 def size_rows(sizes: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Format the sizes of the model as rows of a title and a text."""
+    """Return the sizes of the model as rows (title, text)."""
     rows = []
     for name, value in sizes.items():
         text = f"{value:,}" if isinstance(value, int) else shown(value, "float32").strip("'")
@@ -226,7 +226,7 @@ def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
 
 
 def run_facts(path: Path, backend: str, context: int | None, experts_memory: int | None = None) -> dict[str, Any]:
-    """Return whether the model can be loaded (`supported`), and its memory and speed, or the `reason` if it cannot."""
+    """Return whether the model is supported; if so, also its memory and speed, otherwise the `reason`."""
     from mlx_engine.bench.outlook import machine_bandwidth, outlook
     from mlx_engine.machine.memory import usable_cores
 
@@ -242,7 +242,7 @@ def run_facts(path: Path, backend: str, context: int | None, experts_memory: int
 
 
 def run_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Format the result of `run_facts` as rows of a title and a text."""
+    """Return the result of `run_facts` as rows (title, text)."""
     if not facts["supported"]:
         return [("runs here", f"no: {plain(facts['reason'])}")]
     needed, available = facts["weights_bytes"] + facts["kv_bytes"], facts["available_bytes"]
@@ -264,7 +264,7 @@ def run_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def print_several(found: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
-    """Print for each model whether it runs here, and its memory; then whether all supported models fit together."""
+    """Print whether each model runs here, and its memory; then whether all supported models fit in memory together."""
     models = [facts for facts in found.values() if facts["supported"]]
     needed = sum(facts["weights_bytes"] + facts["kv_bytes"] for facts in models)
     available = min((facts["available_bytes"] for facts in models), default=0)

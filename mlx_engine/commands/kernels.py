@@ -144,7 +144,7 @@ def check(
 
 
 def as_row(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict, the outcome of the check of a kernel, as JSON fields."""
+    """Return a verdict (the result of a kernel's check) as JSON fields."""
     return {**asdict(verdict), "passed": verdict.passed}
 
 
@@ -198,7 +198,7 @@ def bench(
     with progress_bar("measuring") as progress:
         found = kernel_report.measure(model, name, vectors=vectors, progress=progress)
         if path is not None:
-            kernel_report.write_report(path, found)  # so that these results are kept if a later measurement fails
+            kernel_report.write_report(path, found)  # to keep these results if a later measurement fails
             kernel_report.add_prompts(found, model)
             kernel_report.write_report(path, found)
             kernel_report.add_models(found, model, budget=budget)

@@ -83,14 +83,14 @@ def print_keys(keys: Keys) -> None:
 
 
 # The made-up value of a field that was not read from a `Recorder` (see `_Known`). If the n-th key that is read from a
-# recorder has no default, the recorder returns STAND_IN + 2 n. So all values are even, and the values of two
-# keys differ.
+# recorder has no default, the recorder returns STAND_IN + 2 n. So made-up values are even, and a recorder returns
+# different ones for different keys.
 STAND_IN = 8
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An architecture in the list: its file in `mlx_engine/models`, and fields of `weights.model.Architecture`."""
+    """An architecture: the name of its file in `mlx_engine/models`, and fields of `weights.model.Architecture`."""
 
     file: str
     title: str
@@ -111,8 +111,8 @@ class FieldKeys:
 class Keys:
     """The keys of an architecture's settings.
 
-    No field is read from the keys `checked_hf` and `checked_gguf`. Their values are only checked, because some values
-    are not implemented.
+    No field is read from the keys `checked_hf` and `checked_gguf`. The values of these keys are only checked, because
+    not all values are implemented.
     """
 
     architecture: Entry
@@ -146,7 +146,7 @@ def keys_of(name: str) -> Keys | None:
 
 
 def _files() -> Iterator[tuple[Entry, Architecture]]:
-    """Yield a pair for every architecture: its entry in the list, and the architecture."""
+    """Yield a pair for every architecture: its `Entry`, and its `Architecture`."""
     package = "mlx_engine.models"
     for each in iter_modules(importlib.import_module(package).__path__):
         for of in architectures_of(importlib.import_module(f"{package}.{each.name}")):
@@ -154,7 +154,7 @@ def _files() -> Iterator[tuple[Entry, Architecture]]:
 
 
 def _asked(config: Any, naming: Naming) -> dict[str, tuple[str, ...]]:
-    """Map the name of each field of a config class to the keys that the field is read from."""
+    """Return a map from each field of a config class to its keys in config.json ("hf") or in GGUF ("gguf")."""
     known = _Known()
     return {f.name: _read(f, naming, known) for f in fields(config)}
 
@@ -167,7 +167,7 @@ def _read(config_field: Any, naming: Naming, known: _Known) -> tuple[str, ...]:
         keys = [] if where is None else [where if isinstance(where, str) else where[0]]
         return tuple(keys + list(setting.repeated if naming == "gguf" else ()))
     asked = Recorder()
-    # A setting may refuse made-up values. The keys that it read before are recorded.
+    # A setting may refuse made-up values. The keys that it read before the error are recorded nevertheless.
     with suppress(EngineError, ValueError, TypeError, ArithmeticError, AttributeError):
         setattr(known, config_field.name, setting.read(asked, naming, known))
     return tuple(dict.fromkeys(asked.keys))
@@ -181,7 +181,7 @@ class _Known(SimpleNamespace):
 
 
 class Recorder(Settings):
-    """Settings that record each key that is read. They return the key's default or, without one, a made-up value."""
+    """Settings that record each key that is read, and return its default or, without one, a made-up value."""
 
     def __init__(self, prefix: str = "", keys: list[str] | None = None) -> None:
         super().__init__({}, where="the catalogue of models")
@@ -198,12 +198,12 @@ class Recorder(Settings):
         return None if default is REQUIRED else value  # type: ignore[return-value]
 
     def choice(self, key: str, default: str, *others: str) -> str:
-        """Return the last choice: with it, configs read the most other settings, whose keys are recorded."""
+        """Return the last choice: with it, configs read the most other keys, and all of these are recorded."""
         self._get(key, default)
         return others[-1] if others else default
 
     def mapping(self, key: str) -> Settings | None:
-        """Return a recorder for the keys inside `key`. It adds these keys to the list of this recorder."""
+        """Return a recorder for the keys inside `key`. It shares the list `keys` with this recorder."""
         self._get(key, None)
         return Recorder(f"{self._prefix}{key}.", self.keys)
 

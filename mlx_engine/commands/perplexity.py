@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from mlx_engine.bench.perplexity import Text
     from mlx_engine.engine import Engine
 
-# The largest default of --context. Longer windows need more memory and time, and seldom change the perplexity much.
+# Tokens per window without --context, if the model's context is not shorter. Longer windows need more memory and time,
+# and seldom change the perplexity much.
 DEFAULT_CONTEXT = 2048
 
 
@@ -148,7 +149,7 @@ def _windows(engine: Engine, text: str, options: WindowOptions) -> Text:
 
 
 def report(found: dict[str, Any], about: dict[str, Any]) -> str:
-    """Format the results as a table."""
+    """Format the results `found` as a table. `about` has the size of windows, and the types of activations and KV."""
     rows = [
         ("perplexity", f"{found['perplexity']:.4f}", _plus_minus(found["standard_error"], ".4f")),
         ("mean NLL", f"{found['nll']:.6f}", _plus_minus(found["nll_standard_error"], ".6f")),

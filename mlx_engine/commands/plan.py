@@ -1,7 +1,7 @@
 """The command `plan`: estimate memory, link traffic and speed of a model that several machines share.
 
-The model is not run, and the machines need not exist: options describe them. If --bandwidth or --compute is not given,
-the memory bandwidth or the rate of products of this machine is measured and used for all machines.
+The model is not run, and the machines need not exist: options describe them. Without --bandwidth, the memory bandwidth
+of this machine is measured; without --compute, its FLOP/s in matrix products. The results are used for all machines.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HostOptions:
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """The rates that no option gives, which are measured on this machine."""
+        """The names of the rates that are measured on this machine, because no option gives them."""
         given = {"bandwidth": self.bandwidth, "compute": self.compute}
         return tuple(name for name, value in given.items() if value is None)
 
@@ -71,7 +71,7 @@ class HostOptions:
             each_host("--compute", self.compute, n, compute_of)
 
     def ranks(self, backend: base.Backend, outline: Outlined) -> list[Host]:
-        """Return the host of each rank; raise OptionError if a value is invalid, or cannot be measured here."""
+        """Return a `Host` for each rank; raise OptionError if a value is invalid, or cannot be measured here."""
         from mlx_engine.distributed.plan import Host
 
         memories = memories_of("--hosts", self.hosts)
@@ -164,7 +164,7 @@ def measured_bandwidth(backend: base.Backend, threads: int) -> float:
 
 
 def measured_compute(backend: base.Backend, outline: Outlined) -> float:
-    """Return the FLOP/s of a product, measured with a matrix of the type that takes the most bytes in the model.
+    """Return the FLOP/s of a matrix product, measured with the weight type that takes the most bytes in the model.
 
     Raise OptionError for the backend scalar, whose rate is not measured.
     """
@@ -250,7 +250,7 @@ def planned(
 
 
 def opened(model: str, load: LoadOptions) -> Checkpoint:
-    """Return a model's checkpoint; a config.json is enough.
+    """Return a model's checkpoint. `model` may be a config.json, without weights.
 
     Raises:
         SourceError: the model is not on this machine.
@@ -394,7 +394,7 @@ MOST_HOSTS = 1024  # a larger number is a typing error
 
 
 def memories_of(option: str, text: str) -> list[int]:
-    """Parse the bytes of memory of each machine: "4x16GB" is four machines, "16GB,2x64GB" three; GB is 1000**3.
+    """Parse the bytes of memory of each machine: "4x16GB" is four machines, "16GB,2x64GB" is three. GB is 1000**3.
 
     Raises:
         OptionError: the text is not a list of sizes, a size has no unit, or the number of machines is out of range.
@@ -449,7 +449,7 @@ def seconds_of(option: str, text: str) -> float:
 
 
 def each_host(option: str, text: str, n: int, parse: Callable[[str, str], float]) -> list[float]:
-    """Parse one value for all of n machines, or a list with a value for each; return n values.
+    """Parse one value for all n machines, or n values separated by commas; return n values.
 
     Raises:
         OptionError: a value is invalid, or the number of values is neither 1 nor n.

@@ -89,10 +89,10 @@ def quantize(
 
 
 def table(lines: list[Line]) -> str:
-    """Format a table with a row per layer type: types, bytes before and after, their ratio, and the errors.
+    """Format a table with a row per layer type, and a last row for all layers.
 
-    The column "RMSE" is the error of all weights; weights that are not converted have the error 0. The column
-    "relative" is the RMSE of the converted weights, divided by their root mean square before the conversion.
+    The column "RMSE" is the root mean square error of all weights; weights that are not converted have the error 0. The
+    column "relative" is the RMSE of the converted weights, divided by their root mean square before the conversion.
     """
     from mlx_engine.convert.requantize import total
 

@@ -72,9 +72,10 @@ def replay(
 
 
 def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, ModelId, str]:
-    """Return the first `limit` requests of a journal, their model, and the model's source (path, hub id or "builtin").
+    """Return the requests of a journal, their model, and the model's source (path, hub id or "builtin").
 
-    If `source` is given, it replaces the source in the journal. Print errors about unusable lines.
+    With `limit`, keep only the first `limit` requests that have generated tokens. If `source` is given, it replaces the
+    source in the journal. Print errors about unusable lines.
 
     Raises:
         EngineError: the journal or the model cannot be read, or no request is for the model.
@@ -116,7 +117,10 @@ def numbers_of(found: Sequence[Numbered], kept: Sequence[Numbered]) -> str:
 
 
 def check(engine: Engine, file: Path, entries: Sequence[Numbered], slots: int) -> int:
-    """Run requests, `slots` answers at a time. Print how many agree, and each difference; return how many differ."""
+    """Run requests, `slots` answers at a time. Print the differences from the journal; return how many requests differ.
+
+    A request that cannot be run counts as one that differs.
+    """
     from mlx_engine.serve.journal import replay
 
     wrong = []

@@ -1,4 +1,4 @@
-"""The command `report`: profile forward passes, compare them with the machine's limits, rank the bottlenecks."""
+"""The command `report`: profile forward passes, compare them with the machine's limits, and rank the bottlenecks."""
 
 from __future__ import annotations
 

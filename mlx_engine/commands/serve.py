@@ -237,7 +237,7 @@ class ModelsOptions:
 
     @property
     def source(self) -> str:
-        """The source of the only model."""
+        """The source (path, hub id, `shape:NAME` or "builtin") of the server's only model."""
         return specs_of(self.model or ["builtin"], AddressOptions())[0].source
 
     def found(self) -> list[ModelSpec]:
@@ -391,7 +391,7 @@ class Loading:
         """Check a model's files, make its tokenizer and, with --suggested, check the suggested sampling.
 
         This is done before the weights are loaded, so that errors are reported early, and the first request does not
-        wait for the tokenizer. Runs in a thread other than that of the event loop.
+        wait for the tokenizer. Not called in the event loop's thread.
         """
         from mlx_engine.commands.options.suggested import checked
         from mlx_engine.engine import open_source
@@ -462,8 +462,8 @@ class OpenedModel:
         from mlx_engine.engine import Engine
         from mlx_engine.loop.memory import SPARE_SHARE
 
-        # Without --kv-memory, keys and values get at most SPARE_SHARE of the memory that is free after loading. If not
-        # all experts fit, the loaded experts leave `spare` bytes free, of which this share holds LEAST_TOKENS tokens.
+        # Without --kv-memory, keys and values get at most SPARE_SHARE times the memory that is free after loading. If
+        # not all experts fit, `spare` bytes must stay free, so SPARE_SHARE * spare is enough for LEAST_TOKENS tokens.
         kv, has_experts = self.loading.capacity.kv_bytes, bool(getattr(self.opened.config, "n_experts", 0))
         self.opened.check_memory(kv=kv, spare=int(self.need.kv / SPARE_SHARE) if kv is None and has_experts else 0)
         with progress_bar("loading") as progress:
@@ -498,8 +498,8 @@ def kv_memory(engine: Engine, capacity: CapacityOptions, room: int | None = None
     With --kv-memory, return its size. With a single model and without --context-len, return None. Otherwise return the
     default of the engine, but at most the bytes of a full context (--context-len, or the model's) in every slot.
 
-    With several models, `room` is the bytes that the other models leave. The result is then also limited to SPARE_SHARE
-    of `room` or to the bytes of LEAST_TOKENS tokens, whichever is more.
+    With several models, `room` is the bytes that the other models leave. The result is then also at most the larger of
+    SPARE_SHARE times `room`, and the bytes of LEAST_TOKENS tokens.
     """
     from mlx_engine.cache.pool import pool_nbytes
     from mlx_engine.loop.memory import SPARE_SHARE, spare_bytes
@@ -570,7 +570,7 @@ def served_models(models: ModelsOptions, loading: Loading, address: AddressOptio
         service = new_service(Worker(make), spec, address, loading.capacity, host)
         service.adapters = tuple(loading.how.get("adapters", ()))
         service.check_names()
-        service.turns = turns  # shared, because requests of all models stall the same event loop
+        service.turns = turns  # shared by all models, because parsing any request stalls the one event loop
         new_worker = partial(worker_for, service, loading, cores)
         service.worker = new_worker(make)
         about = partial(loading.describe, spec.source)
@@ -616,7 +616,7 @@ def new_service(
 def worker_for(
     service: Service, loading: Loading, cores: Cores, make: Callable[[], tuple[Engine, Scheduler]]
 ) -> Worker:
-    """Return a worker whose engine thread loads a model with `make`. The workers of all models share the cores."""
+    """Return a worker whose engine thread loads a model with `make`. The workers of all models share `cores`."""
     from mlx_engine.bench.roofline import read_bandwidth
     from mlx_engine.serve.status import Monitor
     from mlx_engine.serve.worker import Worker
@@ -653,9 +653,9 @@ def suggestions(engine: Engine) -> tuple[Mapping[str, Any], list[str]]:
 def collect_garbage_again() -> None:
     """Restore frequent garbage collection, which `commands.main` has made rare, and freeze all objects that exist now.
 
-    An exception and its traceback refer to each other, so only a collection frees them: with the threshold of
-    `commands.main`, 10,000 requests took 110 MiB. Collections skip frozen objects, such as the model and the tokenizer,
-    which would take time to scan.
+    An exception and its traceback refer to each other, so only a collection frees them. With the rare collections of
+    `commands.main`, they took 110 MiB after 10,000 requests. Collections skip frozen objects: scanning the model and
+    the tokenizer, for example, would take time.
     """
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLD)
@@ -723,7 +723,7 @@ def recorder_of(service: Service, journal: Journal, source: str, options: Mappin
     from mlx_engine.serve.journal import ModelId, Recorder
 
     engine = service.engine
-    # The journal has an absolute path, so that `replay` finds the file from any folder.
+    # Record the absolute path of the model, so that `replay` finds the model from any folder.
     where = str(Path(source).resolve()) if Path(source).exists() else source
     kept = dict(options)
     if "context" in kept:  # --context-len may exceed the model's context; `load`, which `replay` calls, would refuse it

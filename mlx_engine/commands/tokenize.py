@@ -119,7 +119,7 @@ def load(model: str) -> Tokenizer:
 
 
 def parse_ids(text: str) -> list[int]:
-    """Parse whole numbers separated by spaces or commas, or a JSON list of them; raise OptionError for another text."""
+    """Parse whole numbers separated by spaces or commas, or a JSON list of them; raise OptionError for other texts."""
     words = re.split(r"[\s,]+", text.strip().removeprefix("[").removesuffix("]").strip())
     try:
         return [int(word) for word in words if word]

@@ -43,7 +43,7 @@ def shown(value: object, kind: str = "") -> str:
     """Format a value on one line.
 
     Strings and the JSON of dicts are cut to `SHOWN_CHARACTERS`; a list or array becomes "LENGTH x TYPE". If `kind` is
-    "float32", floats are written with seven significant digits, because a float32 has no more.
+    "float32", floats are written with seven significant digits, about the precision of a float32.
     """
     if isinstance(value, str):
         return repr(value[:SHOWN_CHARACTERS]) + _rest(value)
@@ -80,7 +80,7 @@ def exact(n_bytes: int | None) -> str:
 def experts_text(nbytes: int, held: int, read: int) -> str:
     """Describe how much of the experts is in memory: `held` of `nbytes` bytes.
 
-    `read` is the expected number of bytes per token that are read from the file, for experts that are not in memory.
+    `read` is the number of bytes that a token is expected to read from the file, for experts that are not in memory.
     """
     if held >= nbytes:
         return f"{size(nbytes)}, all in memory"

@@ -100,7 +100,8 @@ class ActivationKey(Setting):
 
     Attributes:
         words: maps each word in config.json to the activation's name in this engine; the first word is the default.
-        gguf: the name of the activation for all GGUF files, which have no key for it: the one that llama.cpp computes.
+        gguf: the activation's name for GGUF files. They have no key for it, so all have the activation that llama.cpp
+            computes.
         hf: the key in config.json.
     """
 
@@ -149,7 +150,7 @@ class ConfigBase:
     """The base class of configs. Each field is read and written by its `Setting`."""
 
     expected: ClassVar[Expected] = Expected()
-    # Class variables for `models/standard.py` and `layer.Attention.read`:
+    # Class variables that `models/standard.py` and `layer.Attention.read` use:
     # layer_norms: norms without a bias are layer norms, not RMS norms. Norms with a bias are always layer norms.
     # is_parallel: attention and FFN read the same hidden states (a parallel block).
     # norms_after_rope: heads of queries and keys are normed after the rotary embedding, not before.
@@ -175,7 +176,7 @@ class ConfigBase:
         return tuple(window if has_window else None for has_window in getattr(of, "is_local", (True,) * of.n_layers))
 
     def of_layer(self, i: int) -> Any:
-        """Return the config with the sizes of layer i, for models whose layers differ."""
+        """Return the config with the sizes of layer i; this config, unless the layers of the model differ."""
         return self
 
     @classmethod
@@ -228,7 +229,7 @@ class ConfigBase:
 
 
 def merged(keys: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
-    """Return the keys of both mappings. For a key in both, merge nested mappings, or else take the value in `more`."""
+    """Return the keys of both mappings. If a key's values are both mappings, merge them; else prefer that in `more`."""
     made = dict(keys)
     for key, value in more.items():
         before = made.get(key)
@@ -252,7 +253,7 @@ def declared(setting: Setting, *, compare: bool = True) -> Any:
 
 
 def declares(setting: Callable[P, Setting]) -> Callable[P, Any]:
-    """Return a function that declares a field with a setting of the class `setting`; it has this class's arguments."""
+    """Return a function that makes a `setting`, a class, from its arguments, and declares a field with this setting."""
     return lambda *args, **kwargs: declared(setting(*args, **kwargs))
 
 
@@ -294,9 +295,10 @@ def flag(gguf: Where, hf: Where) -> Any:
 
 
 def said(hf: Where) -> Any:
-    """Declare a flag that tells whether files have certain tensors: the rows with this field's name in `Row.when`.
+    """Declare a flag that tells whether files have certain tensors.
 
-    GGUF has no key for the flag. For a GGUF file, `said_by_tensors` (`weights/table.py`) sets it if the tensors exist.
+    These tensors' rows in the model's tensor table have the field's name in `Row.when` (`weights/table.py`). GGUF has
+    no key for the flag. For a GGUF file, `said_by_tensors` in the same module sets it if the tensors exist.
     """
     return flag(None, hf)
 
@@ -309,7 +311,8 @@ def number(gguf: Where, hf: Where) -> Any:
 # ---- functions that compute defaults from the fields that were read before, and conditions (`Condition`) ----
 
 
-# Far above any model's head dim. Without a limit, the rotary tables of a damaged file could exhaust the memory.
+# The largest accepted head dim, far above any model's. Without a limit, the rotary tables of a damaged file could
+# exhaust the memory.
 WIDEST_HEAD = 65_536
 
 
@@ -378,7 +381,7 @@ def convolves(n_tokens: int, known: Any) -> str | None:
 
 
 def each_layer(*kinds: str) -> Callable[[Settings, str, Any], object]:
-    """Return a function that checks a list of layer kinds: if present, it must have one of `kinds` for every layer."""
+    """Return a function that checks a list of layer kinds: if the list is present, it has one of `kinds` per layer."""
     return lambda s, key, config: s.words(key, config.n_layers, *kinds)
 
 
@@ -388,5 +391,5 @@ def same_as(name: str) -> Callable[[Settings, str, Any], object]:
 
 
 def stated(value: str) -> Callable[[Settings, str, Any], object]:
-    """Return a function that checks that a setting is present and has this value; an absent key means another."""
+    """Return a function that checks that a setting is present and has this value; the default is another value."""
     return lambda s, key, config: s.choice(key, REQUIRED, value)

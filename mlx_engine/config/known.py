@@ -1,4 +1,4 @@
-"""The architectures that mlx-lm and llama.cpp run, and the mechanisms that this engine lacks to run some of them.
+"""The architectures that mlx-lm and llama.cpp run and, for each that this engine cannot run, the missing mechanism.
 
 The names are from mlx-lm's `models/` of August 2026 and from gguf-py's `MODEL_ARCH_NAMES`. The table in docs/models.md
 and the error about an unknown architecture are made from these lists.

@@ -35,7 +35,7 @@ class Rotation:
     """The rotary embedding settings of a model.
 
     Attributes:
-        theta: the base of the frequencies. Pair j of the n rotated elements of a head has `theta ** (-2j / n)`.
+        theta: the base of the frequencies. Of n rotated elements, pair j has the frequency `theta ** (-2j / n)`.
         rule: the scaling rule, a key of `RULES`.
         factor: the scaling factor of the rule.
         low, high: "llama3" and "yarn" divide a frequency by `factor` if its pair makes fewer than `low` rotations over
@@ -43,7 +43,8 @@ class Rotation:
         context: length of the training context in tokens; unused by "default", "linear" and "proportional".
         attention_factor: factor of cosines and sines, for "yarn" and "longrope".
         truncate: for "yarn": whether the indices of the pairs with `low` and `high` rotations are rounded.
-        short, long: for "longrope": divisors of the frequencies; `short` if `extent` is at most `context`, else `long`.
+        short, long: for "longrope": divisors of the frequencies. If `extent` is at most `context`, `short` applies,
+            else `long`.
         extent: for "longrope" and "dynamic": length of the longest sequence; None is the training context.
         n_rotated: number of elements of a head that are rotated; None for all.
         part: for "proportional": the fraction of a head's pairs, from the first pair on, that are rotated.
@@ -148,7 +149,10 @@ def longrope(r: Rotation, frequencies: Frequencies) -> Frequencies:
 
 
 def proportional(r: Rotation, frequencies: Frequencies) -> Frequencies:
-    """Divide the frequencies of the first pairs (`Rotation.part`) by the factor; set the others to 0. For Gemma 4."""
+    """Divide the frequencies of the first pairs by the factor; set the other frequencies to 0. For Gemma 4.
+
+    `Rotation.part` is the fraction of the pairs whose frequencies are divided.
+    """
     n = int(r.part * len(frequencies))
     return tuple(f / r.factor for f in frequencies[:n]) + (0.0,) * (len(frequencies) - n)
 
@@ -268,8 +272,8 @@ class RotationSetting(Setting):
         s.expect(f"{SCALING}yarn_ext_factor", 1.0)
         usual = yarn_attention(r.factor)
         times = s.number_or_zero(f"{SCALING}yarn_log_multiplier") if self.grows else 0.0
-        # llama.cpp ignores the GGUF key `yarn_attn_factor`, which is copied from config.json. Accept the two values of
-        # published files: `yarn_attention`'s result (from `attention_factor`) and its inverse (from `attn_factor`).
+        # llama.cpp ignores the GGUF key `yarn_attn_factor`. In published files it has one of two values of config.json:
+        # `attention_factor`, which is `yarn_attention`'s result, or `attn_factor`, the inverse. Accept only these.
         repeated = s.number(f"{SCALING}yarn_attn_factor", usual)
         if not any(isclose(repeated, of, rel_tol=CLOSE) for of in (usual, 1 / usual)):
             raise s.error(f"{SCALING}yarn_attn_factor", f"YaRN's factor, {usual:g}, or its inverse", repeated)

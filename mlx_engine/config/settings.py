@@ -58,7 +58,8 @@ HARMLESS = frozenset((*_BOOKKEEPING, *_TRAINING, *_EXECUTION, *_GENERATION, *_MT
 # Keys of GGUF files that no config reads, because `checkpoint/pooling.py` reads them.
 HARMLESS_IN_GGUF = frozenset(("classifier.output_labels", "pooling_type"))
 
-# Values that switch a feature off. They are accepted in every architecture whose config does not read the setting.
+# Maps settings to the values that switch their features off. Even if an architecture's config does not read such
+# a setting, these values are accepted.
 OFF: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False, None),
     "attention_bias": (False, None),
@@ -184,7 +185,10 @@ class Settings:
         return Settings(value, where=f"{self._where}: {key}", path=f"{self._path}{key}.")
 
     def choice(self, key: str, default: Any, *others: str) -> str:
-        """Return `default`, which is the value of an absent key unless it is REQUIRED, or one of `others`."""
+        """Return a string among `default` and `others`; `default` if the key is absent.
+
+        If `default` is REQUIRED, the key must be present, and have one of `others`.
+        """
         value = self._get(key, default)
         words = others if default is REQUIRED else tuple(dict.fromkeys((default, *others)))
         if not isinstance(value, str) or value not in words:
@@ -210,7 +214,7 @@ class Settings:
         return value
 
     def pattern(self, key: str, letters: str) -> str | None:
-        """Return a string of characters among `letters`; the file has a string or a list. None if the key is absent."""
+        """Return a string of characters among `letters`, read from a string or a list; None if the key is absent."""
         value = self._get(key, None)
         if value is None:
             return None

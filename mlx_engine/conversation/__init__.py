@@ -1,6 +1,6 @@
-"""Conversations: messages are rewritten to what a chat template supports; answers are parsed into events.
+"""Rewrite messages to the forms that a chat template supports, and parse answers into events.
 
-All APIs of the server and the command `chat` use this package, so messages and answers have one form for all of them.
+All APIs of the server and the command `chat` use this package.
 """
 
 from mlx_engine.conversation.session import Conversation, Turn, asked, conversation_ids, plain_text

@@ -4,10 +4,10 @@
 The parser consists of generators that yield when they need more text, so the events do not depend on how the text is
 cut into pieces.
 
-An answer consists of parts: reasoning, text and calls. Text is held back only while it may be part of a delimiter, of
-the head of a call (the text before the arguments), or of the white space between two parts, which is dropped. The
-event `CallBegin` is emitted when the call's name is known and its arguments begin. If the head of a call does not
-parse, it is emitted as text, unchanged.
+An answer consists of parts: reasoning, text and calls. Outside of arguments, text is held back only while it may belong
+to a delimiter, to the head of a call (the text before the arguments), or to the white space between two parts, which is
+dropped. The event `CallBegin` is emitted when the call's name is known and its arguments begin. If the head of a call
+does not parse, it is emitted as text, unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class AnswerReader:
         """Add text, and return the events that no later text can change.
 
         `marks` are the character indices in the answer at which control tokens begin, ascending (`Output.marks`). Text
-        that spells a control token is a delimiter only at these indices; without `marks`, everywhere.
+        that spells a control token is a delimiter only at these indices. If `marks` is None, it is always a delimiter.
         """
         if self._reading is None:
             self._form = self._format.plain if marks is None else self._format.marked
@@ -139,7 +139,7 @@ class AnswerReader:
             self._begin_part(is_reasoning=region is not None and region.is_reasoning)
 
     def _first(self, regions: Sequence[Region]) -> Generator[None, None, Region | None]:
-        """Parse an opening marker of reasoning at the start of an answer. Return its region; None without a marker."""
+        """Parse an opening marker of reasoning at the start of an answer. Return its region, or None."""
         spaces = yield from self._cursor.spaces()
         for region in regions:
             match = yield from self._cursor.here(region.open)
@@ -151,7 +151,7 @@ class AnswerReader:
         return None
 
     def _call(self, match: re.Match[str]) -> Generator[None, None, bool]:
-        """Parse the calls after an opening delimiter. Without calls, emit the delimiter as text and return False."""
+        """Parse the calls after an opening delimiter. If there is none, emit the delimiter as text; return False."""
         groups = {key: value.replace(MARK, "") for key, value in match.groupdict().items() if value}
         name = next((value for key, value in groups.items() if key.startswith(("name", "known"))), None)
         is_call = "known" not in groups or (groups["known"] in self._calls.tools and not self._is_reasoning)

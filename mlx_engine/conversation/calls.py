@@ -32,7 +32,7 @@ SPACE = re.compile(r"\s*")
 # The characters that may follow a backslash in a JSON string.
 ESCAPED = frozenset('"\\/bfnrtu')
 
-# Keys of a call that are ignored, with their values.
+# If a call in JSON has these keys, they and their values are ignored.
 IGNORED = ("id", "type", "tool_call_id")
 
 # The deepest nesting of values; deeper values raise MalformedError.
@@ -93,7 +93,10 @@ class Cursor:
             yield from self.more()
 
     def find(self, delimiters: Sequence[Delimiter], give: Emit) -> Generator[None, None, re.Match[str] | None]:
-        """Emit the text before the first of several delimiters, move to the delimiter, and return its match, if any."""
+        """Emit the text before the first of several delimiters, move to this delimiter, and return its match.
+
+        If no delimiter follows, emit the rest of the text and return None.
+        """
         while True:
             found, certain = None, len(self.text)
             for delimiter in delimiters:
@@ -371,7 +374,7 @@ class CallReader:
         return "".join(parts).strip()
 
     def _char(self, emit: Emit | None = None) -> Generator[None, None, str]:
-        """Move over white space, pass it to `emit` unless that is None, and return the next character."""
+        """Move over white space, pass it to `emit` unless `emit` is None, and return the next character."""
         spaces = yield from self._cursor.spaces()
         if emit is not None and spaces:
             emit(spaces)
@@ -411,7 +414,7 @@ class CallReader:
             self._end()
 
     def _tagged(self, value: _Value, opening: Delimiter, closing: Delimiter) -> Reading:
-        """Emit a value between tags: a string piece by piece, a value of another type when it is complete."""
+        """Emit a value between tags: piece by piece if it must be a string, else when it is complete."""
         cursor = self._cursor
         while True:
             match = yield from cursor.find([closing], value.add)
@@ -426,7 +429,7 @@ class CallReader:
                 cursor.at = end
                 value.end()
                 return
-            # No other value and no end follows this closing tag, so the tag is part of the value.
+            # Neither another value nor the end of the call follows this closing tag, so the tag is part of the value.
             value.add(cursor.text[at])
             cursor.at += 1
 
@@ -472,7 +475,7 @@ class _Value:
             self._held = ""
 
     def end(self) -> None:
-        """Emit the end of a string, or the whole value of another type."""
+        """Emit the closing quote if a string has begun, else the whole value."""
         self._emit('"' if self._is_string else json_of(self._held, self._types))
 
     def stop(self) -> None:

@@ -50,7 +50,7 @@ MARK = "\udc00"
 """Marked text has MARK before each control token that the model generated, because ordinary text may have the same
 spelling. MARK is a lone surrogate, so it is never part of valid text."""
 
-# A part of a regular expression: a character or class, the beginning or end of a group, "|", or a quantifier.
+# Matches a symbol of a regular expression: a character or class, the beginning or end of a group, "|", or a quantifier.
 PART = re.compile(
     r"(?P<atom>\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)|\[\^?\]?(?:\\.|[^\]\\])*\])"
     r"|(?P<open>\((?:\?P<\w+>|\?:|(?!\?)))|(?P<close>\))|(?P<bar>\|)"
@@ -65,7 +65,7 @@ class UnsupportedPatternError(ValueError):
 
 
 class _Item(NamedTuple):
-    """An element of a regular expression: source, partial expression (only of a group), and quantifier."""
+    """A character, class or group: its source, partial expression (None unless it is a group), and quantifier."""
 
     source: str
     partial: str | None
@@ -94,7 +94,7 @@ def partial_of(pattern: str) -> str:
 
 
 def _branches(parts: list[tuple[str, str]], at: int) -> tuple[str, int]:
-    """Return the partial expression of the alternatives from parts[at] on, and the index of the part after them."""
+    """Return the partial expression of the alternatives from parts[at] on, and the index in `parts` after them."""
     sequences: list[list[_Item]] = [[]]
     while at < len(parts) and parts[at][0] != "close":
         kind, source = parts[at]
@@ -156,7 +156,7 @@ class Delimiter:
     def find(self, text: str, at: int, *, is_end: bool) -> tuple[re.Match[str] | None, int]:
         """Return the first match at or after an index, and an index before which no match can begin.
 
-        Unless `is_end`, more text may follow, so a match that more text could change is not returned.
+        Unless `is_end`, more text may follow, so None is returned in place of a match that more text could change.
         """
         found = self.full.search(text, at)
         maybe = None if is_end else self._partial.search(text, at)
@@ -165,7 +165,7 @@ class Delimiter:
         return found, len(text) if found is None else found.start()
 
     def match(self, text: str, at: int, *, is_end: bool) -> re.Match[str] | _More | None:
-        """Return the match that begins at an index; None if there is none; MORE if later text decides."""
+        """Return the match that begins at an index; None if no match begins there; MORE if later text decides this."""
         if not is_end and (at == len(text) or self._partial.match(text, at)):
             return MORE
         return self.full.match(text, at)

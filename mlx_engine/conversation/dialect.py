@@ -4,7 +4,7 @@ Clients send conversations in the form of OpenAI's API. Few templates can render
 system message in the middle, two turns of one role in a row, or two calls in one turn; others leave tool calls out. A
 `Dialect` lists the forms that one template can render, and `rewritten` changes each message as little as possible.
 
-A message does not change how earlier messages are rendered, except that its text may be joined to the end of the
+A message does not change how earlier messages are rewritten, except that its text may be joined to the end of the
 previous message. So the prefix cache can reuse the tokens of earlier messages.
 """
 
@@ -43,7 +43,9 @@ NINE = re.compile(r"[A-Za-z0-9]{9}")
 
 @dataclass(frozen=True)
 class Dialect:
-    """The forms of messages that a chat template renders without loss. The defaults are the form of OpenAI's API.
+    """The forms of messages that a chat template renders without loss.
+
+    The defaults are the form of OpenAI's API, except that the arguments of calls are objects.
 
     Attributes:
         parts: whether a content may be a list of text parts. If False, the content is one text.
@@ -61,9 +63,9 @@ class Dialect:
         after_results: where a user message that follows tool results is put: "after" the results; "after an answer": an
             empty answer is inserted between the results and the message; or "inside" the last result.
         calls: whether tool calls are a field of a message. If False, they are text in the model's own format.
-        several: how several calls of one answer are written: in "one message"; "one each": in a message per call, which
-            the result of the call follows; as "text" in the content of a message; or as "plain text", which also turns
-            the results into a user message.
+        several: how several calls of one answer are written: in "one message"; "one each": in a message per call,
+            followed by the result of the call; as "text" in the content of the answer; or as "plain text", which is
+            "text" with the results in a user message.
         beside: how the calls of an answer with text are written: in "one message" with the text; "apart": in a message
             after the text; or as "text" or "plain text", see `several`.
         no_content: the form of the content of a message that has only calls: empty "text", "null", or "absent".
@@ -224,7 +226,7 @@ def _decoded(text: str) -> Mapping[str, Any]:
 
 
 def _ordered(messages: list[Dict]) -> list[Dict]:
-    """Sort the results after an answer in the order of its calls.
+    """Sort the results that follow an answer into the order of the answer's calls.
 
     Many templates do not write the ids of calls, so only the order shows to which call a result belongs.
     """
@@ -318,7 +320,10 @@ def _with_calls(messages: list[Dict], dialect: Dialect, write_calls: WriteCalls)
 
 
 def _rounds(messages: list[Dict]) -> Iterator[tuple[Dict, list[Dict]]]:
-    """Yield each message with the results that follow it. Results before the first message come with an empty dict."""
+    """Yield each message that is not a result, with the results that follow it.
+
+    If the first messages are results, first yield {} with these results.
+    """
     at = 0
     while at < len(messages):
         message = messages[at] if messages[at]["role"] != TOOL else {}
@@ -395,7 +400,7 @@ def _said_results(results: list[Dict]) -> list[Dict]:
 
 
 def _in_turns(messages: list[Dict], dialect: Dialect) -> list[Dict]:
-    """Join adjacent messages of one role, and add empty messages, where the dialect needs it."""
+    """Join adjacent messages, and add empty messages, where the dialect needs it."""
     found: list[Dict] = []
     for message in messages:
         role, before = message["role"], found[-1] if found else {"role": None}

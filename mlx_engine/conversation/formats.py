@@ -8,13 +8,13 @@ these calls correctly is used. If the chat template takes tools but renders no c
 delimiter is a control token of the model is used.
 
 The table extends Hugging Face's form:
-- `transform`, which makes a call from the parsed content, may name keys of a JSON object ("{parameters}"), also if the
-  content is no list of calls (without `transform_each`);
+- `transform` makes a call from the parsed content. It may name keys of a JSON object, such as "{parameters}", whether
+  the content is one object or a list of objects (`transform_each`);
 - a pattern with a group `known` matches only if the text of this group is the name of a tool;
 - `content` "python-calls" is a list of calls in Python's syntax;
-- `open` "" means that calls have no opening delimiter; such a call is parsed only at the beginning of an answer, or
-  directly after reasoning or another call;
-- `written` has the forms in which models generate the text of calls, one or more `Written`.
+- "" in `open` means that a call may have no opening delimiter; such a call is parsed only at the beginning of an
+  answer, or directly after reasoning or another call;
+- `written` is a list of `Written`: the forms in which models generate the text of calls.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Written:
 
     Attributes:
         call: the format string of a call, with {name}, {quoted} (the name as JSON), {arguments} (JSON), {values} (all
-            arguments, each formatted by `value`), {id} and {index}.
+            arguments, each formatted by `value`), {id} and {index} (the number of calls before it).
         value: the format string of an argument, with {key} and {value}.
         before, between, after: the texts before the first call, between two calls, and after the last call.
     """
@@ -165,7 +165,7 @@ TABLE: Mapping[str, Template] = {
     ),
     # Mistral 7B v0.3, Nemo
     "mistral-list": _json_list(
-        "[TOOL_CALLS]", "", '{{"name": {quoted}, "arguments": {arguments}, "id": "{id}"}}', ids="letters"
+        "[TOOL_CALLS]", "", '{{"name": {quoted}, "arguments": {arguments}, "id": "{id}"}}'
     ),
     # Gemma 4: keys without quotes, strings between two control tokens <|"|>
     "gemma4": _calls(
@@ -273,7 +273,7 @@ class CallForm(NamedTuple):
 
     Attributes:
         open, close: the delimiters of calls; `close` is None if the content shows its own end.
-        is_bare: whether the opening delimiter may be missing (`open` "" in the module's docstring).
+        is_bare: whether the opening delimiter may be missing ("" in `open`).
         content: the kind of the content, one of `CONTENTS`.
         settings: the response template's settings for this kind of content (`content_args`).
         name_key, arguments_key: the keys of the name and of the arguments in a JSON object; None if the opening
@@ -325,8 +325,8 @@ def compiled(template: Template, special: Sequence[str] = ()) -> Form:
 
     Args:
         template: a response template.
-        special: the control tokens, if the form is for marked text, in which each control token that the model has
-            generated follows `delimiters.MARK`; empty if the form is for plain text.
+        special: the model's control tokens, for text with `delimiters.MARK` before each generated control token; empty
+            for plain text.
 
     Raises:
         UnsupportedPatternError: a pattern has a construct that is not supported.
@@ -413,6 +413,7 @@ class Format:
 
     Attributes:
         name: the name of the entry in `TABLE`; "response_template" for the response template of the model's folder.
+        template: the response template.
         written: the text of calls as the model generates them; None if it is not known.
         is_parallel: whether the chat template takes several calls in one message.
         has_letter_ids: whether the chat template demands ids of nine letters and digits.
@@ -461,7 +462,10 @@ class Format:
         return found
 
     def _value(self, value: Any) -> str:
-        """Return an argument as text: strings unchanged, others as JSON; in "python-calls", scalars as `repr`."""
+        """Return an argument as text: a string unchanged, any other value as JSON.
+
+        In "python-calls", lists and objects are JSON, and all other values are Python literals.
+        """
         if self.calls["content"] == "python-calls" and not isinstance(value, list | tuple | Mapping):
             return repr(value)
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -532,7 +536,7 @@ def required_format(tokenizer: Tokenizer) -> Format:
 
 
 def _chosen(tokenizer: Tokenizer) -> Format | None:
-    """Return the format of the folder's response template, or else of the entry of `TABLE` that fits, if any."""
+    """Return the format of the folder's response template, or else of the entry of `TABLE` that fits, or else None."""
     own, template = _own(tokenizer), tokenizer.chat_template
     if template is None or not reads(template, "tools"):
         return own
@@ -581,7 +585,7 @@ def _own(tokenizer: Tokenizer) -> Format | None:
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Json]) -> str | None:
-    """Return the text that the chat template writes after the question; None if it refuses or omits the question."""
+    """Return the text that the chat template writes after the question; None if it fails or omits the question."""
     from mlx_engine.tokenizer.chat import render_each
     from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
@@ -620,7 +624,7 @@ def _named(calls: Sequence[Json]) -> list[tuple[str, Json | None]]:
 
 
 def _as_written(name: str, calls: Sequence[Json], text: str) -> Written:
-    """Return the entry's first `Written` whose text of a call is in the rendered `text`, or else its first one."""
+    """Return the entry's first `Written` that formats the first call as in `text`, or else its first `Written`."""
     variants: Sequence[Written] = TABLE[name]["written"]
     found = (form for form in variants if Format(name, TABLE[name], form).write(calls[:1]).strip() in text)
     return next(found, variants[0])

@@ -61,7 +61,7 @@ def tools_of(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def _checked(tool: Any, i: int) -> dict[str, Any]:
-    """Check a description of a tool, and add missing fields, also the outer object with the key `function`."""
+    """Check a description of a tool, and add missing fields, including the outer object with the key `function`."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     schema = function.get("parameters") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:

@@ -13,7 +13,7 @@ from mlx_engine.constraint import target
 
 Types: TypeAlias = "frozenset[str]"
 
-# If a schema allows only these types, a value without quotes is text, even if it looks like a number.
+# If a schema allows only these types, a value without quotes is a string or null, even if it looks like a number.
 STRINGS = frozenset({"string", "null"})
 
 # Maps names of types that clients send, but JSON Schema does not have, to names of JSON Schema.

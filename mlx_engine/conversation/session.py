@@ -56,12 +56,12 @@ class Turn:
 class Conversation:
     """A conversation. Each prompt has all earlier messages.
 
-    With a chat template, prompts repeat earlier answers by the token ids that the model generated, so that each prompt
-    begins with cached tokens. Without a chat template, the whole text of `plain_text` is encoded for each prompt.
+    With a chat template, a prompt contains earlier answers as the token ids that the model generated, so that it begins
+    with cached tokens. Without a chat template, the whole text of `plain_text` is encoded for each prompt.
 
     Attributes:
         messages: the messages so far. If the last one is a question without an answer, the next question replaces it.
-        turns: the turns whose answers have been generated here or restored by `restore`; `load` removes all turns.
+        turns: the answers in `messages` that were generated here or restored by `restore`.
     """
 
     @names_options
@@ -81,7 +81,8 @@ class Conversation:
             engine: the model.
             options: options of every answer.
             system: the system message; None for none.
-            kv_memory: bytes for keys and values, at most those of a full context; None takes half of the free memory.
+            kv_memory: bytes for keys and values; None takes half of the free memory. If a full context needs less,
+                only this memory is taken.
             variables: variables of the chat template, such as `enable_thinking`.
             tools: descriptions of the tools that the model may call, in the form of OpenAI's API.
         """
@@ -172,7 +173,7 @@ class Conversation:
         return self._answer(asked, progress)
 
     def undo(self) -> str:
-        """Drop the last question with its answer, and return the question.
+        """Drop the last question and all messages after it, and return the question.
 
         Later answers are bit-identical to those of a conversation that never had this question: the ids of the dropped
         answer are not used again, and the prefix cache reuses keys and values only for an equal prefix of ids.
@@ -222,7 +223,9 @@ class Conversation:
         return {"messages": self.messages, "turns": turns, "model": self._model()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace the conversation with a result of `state`. The token ids are used only if the model is the same.
+        """Replace the conversation with a result of the method `state`.
+
+        The token ids in the result are used only if the model is the same.
 
         Raises:
             EngineError: the messages are invalid, or the template cannot render them; the conversation is unchanged.
@@ -336,7 +339,7 @@ class Conversation:
 
     @property
     def marks(self) -> Sequence[int]:
-        """The character indices at which control tokens begin in the running or last answer; see `AnswerReader.add`."""
+        """The character indices of control tokens in the answer that is running or was last; see `AnswerReader.add`."""
         return () if self._stream is None else self._stream.request.output.marks
 
     def reader(self, prompt_ids: Sequence[int] | None = None) -> AnswerReader:
@@ -352,7 +355,7 @@ def _n_said(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def asked(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Return the messages, plus a question if there is only a system message: many templates refuse it alone."""
+    """Return the messages. If there is only a system message, which many templates refuse, add a question."""
     is_system_alone = len(messages) == 1 and isinstance(messages[0], dict) and messages[0].get("role") == SYSTEM
     return [*messages, {"role": USER, "content": "a"}] if is_system_alone else messages
 
@@ -364,7 +367,7 @@ def conversation_ids(
     history: History | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
-    """Return the token ids of messages, by the model's chat template or as plain text; this needs no weights.
+    """Encode messages with the model's chat template, or with `plain_text` if there is none. This needs no weights.
 
     Raises:
         OptionError: `messages` is not a list of messages, or there are tools and the format of calls is unknown.

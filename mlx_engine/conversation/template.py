@@ -1,7 +1,7 @@
 """Render a conversation with a chat template, in a form that the template supports, without losing any message part.
 
 `dialect_of` renders short test conversations once, to find the template's *dialect*: the forms of messages that the
-template writes without loss. A conversation that most templates support is first rendered unchanged, any other is first
+template writes without loss. A conversation that most templates support is first rendered unchanged; any other one is
 rewritten to these forms. Then every text, tool name and argument is searched for in the prompt. If a part is missing,
 other forms are tried, the plainest last. If a part is missing in every form, an error names the part.
 """
@@ -75,7 +75,7 @@ def chat_ids(
 
 
 def written_calls(tokenizer: Tokenizer, calls: Sequence[Mapping[str, Any]]) -> str:
-    """Return calls as text in the model's format. If it is unknown or cannot be written, use the most common format."""
+    """Return calls as text in the model's format. If that is unknown or not writable, use the most common format."""
     form = format_of(tokenizer)
     return _in_tags(calls) if form is None or form.written is None else form.write(calls)
 
@@ -178,7 +178,7 @@ def _parts(message: Message) -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield the names and the plain values in a JSON value."""
+    """Yield the keys and the scalars in a JSON value."""
     if isinstance(value, Mapping):
         yield from value
         value = list(value.values())
@@ -228,7 +228,7 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     return known[template]
 
 
-# The texts of the test conversations. No template contains them, so a text in the rendered prompt is from a message.
+# The texts of the test conversations. No template contains them, so each that is in a prompt is from a message.
 HEAD, ASKED, LATE, ANSWERED, NEXT, AGAIN, RESULT, OTHER, THOUGHT = (
     f"probe{word}" for word in ("head", "asked", "late", "answered", "next", "again", "result", "other", "thought")
 )
@@ -267,8 +267,8 @@ def _in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 ENDED = _said((ASSISTANT, ANSWERED), (USER, NEXT))
 Step: TypeAlias = "tuple[Callable[[Dialect], list[Dialect]], list[list[dict[str, Any]]]]"
-"""A pair: a function, and the conversations that test its results. The function gets the dialect found so far, and
-returns candidates, the preferred one first: copies of this dialect that differ in some fields."""
+"""A function that returns candidates for the dialect, and the conversations that test them. The function gets the
+dialect found so far. The candidates are copies of this dialect with changed fields, the preferred one first."""
 
 
 def _one_of(name: str, *values: Any) -> Callable[[Dialect], list[Dialect]]:
@@ -376,7 +376,7 @@ class _Probe:
         return candidates[-1] if best == FAILED else candidates[ranks.index(best)]
 
     def _mark(self, prompt: ChatPrompt, text: str | None) -> int:
-        """Return SOUND, ODD or FAILED for a rendered prompt; `text` is None if the template refuses the prompt."""
+        """Return SOUND, ODD or FAILED, see below, for a rendered prompt. `text` is None if the template refuses it."""
         if text is None or lost(prompt, text) is not None:
             return FAILED
         is_shown = any(f"'type': '{kind}'" in text for kind in ("text", "thinking"))  # text parts in Python's syntax
@@ -386,6 +386,6 @@ class _Probe:
         return FAILED if is_moved or is_shown else ODD if is_odd or is_thoughtless else SOUND
 
 
-# ODD: no part is lost, but arguments are not plain JSON, or the reasoning is missing. FAILED: the template refuses the
-# messages, loses or moves a part, or writes text parts in Python's syntax.
+# ODD: no part is lost, but arguments are in Python's syntax or in quoted JSON, or the reasoning is missing. FAILED: the
+# template refuses the messages, loses or moves a part, or writes text parts in Python's syntax. SOUND: neither.
 SOUND, ODD, FAILED = range(3)

@@ -115,8 +115,8 @@ class _Grammar:
     def of(self, tools: Sequence[Tool], choice: ToolChoice, content: str | None) -> str:
         """Return the whole grammar."""
         written = self._written
-        # `_call` joins the text before a call and the beginning of the call into one literal, because only this whole
-        # literal shows whether another call follows or the answer ends.
+        # `_call` joins the text before a call and the beginning of the call into one literal: `written.between` and
+        # `written.after` may begin alike, and only the whole literal shows whether another call follows.
         another = " | ".join(self._call(tool, before=written.between) for tool in tools)
         several = f"({another})*" if choice.is_parallel and self._form.is_parallel else ""
         ending = f"{several} {self._text(written.after)}"
@@ -257,8 +257,8 @@ class _Grammar:
 
         `elements` has pairs (element, whether it is required). Elements that are not required may be missing.
         """
-        # One alternative for each element that can be the first: no separator precedes it, but one precedes each later
-        # element.
+        # Add an alternative for each element that can be the first, because only the first element has no separator
+        # before it.
         ways = []
         for i, (element, is_required) in enumerate(elements):
             after = (f"({separator} {each}){'' if needs else '?'}" for each, needs in elements[i + 1 :])
@@ -313,7 +313,7 @@ class _Grammar:
 
 
 def _plain(schema: Any, root: Any) -> Any:
-    """Resolve the reference at the top of a schema."""
+    """Return a schema, or the schema to which its `$ref` refers; {} if this is not an object."""
     reference = schema.get("$ref") if isinstance(schema, Mapping) else None
     found = target(reference, root) if isinstance(reference, str) else schema
     return found if isinstance(found, Mapping) else {}

@@ -20,7 +20,7 @@ from mlx_engine.convert.gguf_form import Part
 from mlx_engine.quant.types import BY_NAME, F16, GGMLType
 from mlx_engine.weights.conversion import AUTO, AUTO_MIN_DIM, HEAD, KEEP, LAYER_TYPES, Conversion, layer_type
 
-# Maps values of `--to` to llama.cpp's numbers in `general.file_type`, which name the type of most tensors in a file.
+# Maps values of `--to` to llama.cpp's numbers for them in `general.file_type`, the type of most tensors in a file.
 FILE_TYPES = {
     "f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2, "q4_1": 3, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18,
 }  # fmt: skip
@@ -80,7 +80,8 @@ def types_of(
         kind = kind_of(name, len(parts[name].shape))
         # `Mix.type_of` counts the matrices of each kind, so call it for every matrix.
         mixed = mix.type_of(name) if mix is not None and kind is not None else None
-        # If the model has a separate head, a type that is given to the head is not for the embedding table.
+        # The embedding table has the layer type of the head. If the model has a separate head, a type that is given to
+        # this layer type is only for the head.
         is_plain_table = name == TABLE and f"{HEAD}.weight" in parts
         given = None if is_plain_table else conversion.given(layer_type(name))
         is_kept = kind is None or (given is None and kind == KEPT and conversion.quant in KEEPING)
@@ -102,7 +103,7 @@ def _choice(part: Part, conversion: Conversion, given: str | None, mixed: GGMLTy
     """Return the new type of a matrix; None if it keeps its type.
 
     `given` is the type that `conversion.layers` gives to the matrix's layer type, and `mixed` the type that the mix
-    gives to the matrix. Each of them may be None.
+    gives to the matrix. Each is None if there is no such type.
     """
     quant = conversion.quant if given is None else given
     if quant == KEEP:
@@ -160,7 +161,7 @@ class Mix:
         return self.most
 
     def _more_bits(self, i: int, n: int) -> GGMLType:
-        """Return Q6_K for the first and last eighth of range(n) and every third index between them, else `most`."""
+        """Return Q6_K if i is in the first or last eighth of range(n), and for every third i between; else `most`."""
         has_more = i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
         return BY_NAME["Q6_K"] if has_more else self.most
 

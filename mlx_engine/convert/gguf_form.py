@@ -4,9 +4,9 @@ The result is then read back to verify it: all tensors that the architecture's f
 and the GGUF metadata must give the same config as the folder.
 
 A `tokenizer.json` is converted only if the GGUF file gives every text the same token ids, apart from three differences.
-Other converters accept them, too, because GGUF has no keys for them. Unicode normalisation to form C (Qwen) is
-dropped. SPM (SentencePiece's BPE, with scores) does not distinguish U+2581 in a text from a space. Text next to a
-special token may be split differently.
+Other converters accept these differences, too, because GGUF has no keys for them: Unicode normalisation to form C
+(Qwen) is dropped; SPM (SentencePiece's BPE, with scores) does not distinguish U+2581 in a text from a space; text next
+to a special token may be split differently.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FLOATS = (
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of the file: name, shape and type, and a function that computes its bytes when called."""
+    """A tensor of the GGUF file: its name, shape and type, and a function that reads or converts it."""
 
     name: str
     shape: tuple[int, ...]
@@ -86,7 +86,7 @@ def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
 
 
 def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, Part]:
-    """Return the tensors of the file by name. One may join several of the model, such as the experts of a layer."""
+    """Map names to the tensors of the GGUF file. One may join several of the model, such as a layer's experts."""
     joined: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
         joined.setdefault(tensor.stored("gguf").name, []).append(tensor)
@@ -140,10 +140,10 @@ def _read_back(
 
 
 def check_same(where: str, config: Any, again: Any, format_: str, *, ignored: Sequence[str] = ()) -> None:
-    """Check that a config is equal to `again`, which was read back from a file of another format.
+    """Check that a config is equal to `again`, which was read back from settings in the format `format_`.
 
     Raises:
-        UnsupportedConfigError: a field that is not in `ignored` differs, so the format has no key for it.
+        UnsupportedConfigError: a field that is not in `ignored` differs, so the format cannot store its value.
     """
     for name in config.differences(again):
         if name not in ignored:
@@ -151,8 +151,8 @@ def check_same(where: str, config: Any, again: Any, format_: str, *, ignored: Se
             raise UnsupportedConfigError(where=where, key=name, expected=expected, found=getattr(config, name))
 
 
-# The names, in GGUF keys, of end tokens other than `eos`. The keys are for end tokens that readers of GGUF do not
-# recognise by their text.
+# The names in GGUF's keys `tokenizer.ggml.{name}_token_id` for end tokens, other than `eos`, that readers of GGUF do
+# not recognise by their text.
 MORE_ENDS = ("eot", "eom")
 
 
@@ -173,8 +173,8 @@ def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
 def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
     """Return the vocabulary with the token types that GGUF needs for added tokens.
 
-    Readers of GGUF find an added token anywhere in unnormalised text. Raise TokenizerError if the tokenizer finds an
-    added token only in some places, or if an SPM tokenizer searches normalised text for an added token with U+2581.
+    Readers of GGUF find an added token anywhere in unnormalised text. Raise TokenizerError if an added token has the
+    flag single_word, lstrip or rstrip, or if an SPM tokenizer searches normalised text for a token with U+2581.
     """
     types = vocabulary.types.copy()
     for added in file["added_tokens"]:
@@ -185,8 +185,8 @@ def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
         if vocabulary.kind == "SPM" and types[token_id] == TokenType.USER_DEFINED and SPACE_MARK in added["content"]:
             if added["normalized"]:
                 raise refused(vocabulary, f"token {added['content']!r}", "searched in unnormalised text", "normalized")
-            # Unnormalised text has spaces in place of U+2581, so a search never finds the token. As a normal token, it
-            # can be produced by merges, which run on normalised text.
+            # Unnormalised text has spaces in place of U+2581, so a search never finds the token. With the type
+            # NORMAL, the token can be produced by merges, which run on normalised text.
             types[token_id] = TokenType.NORMAL
     return replace(vocabulary, types=types)
 
@@ -224,7 +224,7 @@ def _roles(vocabulary: Vocabulary) -> dict[str, object]:
 
 
 def _with_ends(vocabulary: Vocabulary, metadata: dict[str, object]) -> dict[str, object]:
-    """Add keys for the end tokens that `from_gguf` does not find in the metadata."""
+    """Return the metadata with keys for the end tokens that `from_gguf` does not find in it."""
     known = from_gguf(metadata, where=vocabulary.where).eog_ids
     missed = sorted(i for i in vocabulary.eog_ids - known if i < len(vocabulary.tokens))
     if len(missed) > len(MORE_ENDS):
@@ -236,7 +236,7 @@ def _with_ends(vocabulary: Vocabulary, metadata: dict[str, object]) -> dict[str,
 
 MARK = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
 PREPEND = {"type": "Prepend", "prepend": SPACE_MARK}
-# A pre-tokenizer that splits at spaces. It has no effect, because the normalizer has replaced all spaces before.
+# A pre-tokenizer that splits at spaces. It has no effect, because the normalizer has already replaced all spaces.
 NO_CUT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
 
 
@@ -320,20 +320,20 @@ def _tokens(vocabulary: Vocabulary) -> dict[str, object]:
 
 
 def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Sequence[tuple[str, str]]) -> list[float]:
-    """Convert a BPE merge list to SPM scores of all tokens; `normal` are the ids that merges may produce.
+    """Convert a BPE merge list to SPM scores of all tokens; `normal` has the ids of the tokens that merges may produce.
 
     BPE merges the adjacent pair of lowest rank. SPM merges the adjacent pair that forms the token of highest score.
-    Both produce the same tokens if BPE encodes the text of every token that SPM can produce as this one token. This
-    condition is checked here. Proof: let two adjacent tokens form a token T. No merge has crossed the
-    ends of the pair. So when BPE encodes the text of T alone, its last merge joins the same pair. Hence the pairs that
-    SPM can merge are in the merge list, and SPM and BPE choose among the same pairs. They choose the same one, because
-    tokens whose last merge has a lower rank get a higher score.
+    Both produce the same tokens under a condition, which is checked here: for every token that SPM can produce, BPE
+    encodes the text of the token as this one token. Proof: let two adjacent tokens of a text form a token T. Until now,
+    no merge has crossed the ends of this pair. So when BPE encodes the text of T alone, it also produces this pair, and
+    its last merge joins the pair. Hence all pairs that SPM can merge are in the merge list, and BPE and SPM choose from
+    the same pairs. They choose the same pair, because a token gets a higher score if its last merge has a lower rank.
 
     Raises:
         TokenizerError: SPM would produce a token that the merges do not produce.
     """
     ids = {tokens[i]: i for i in normal}
-    # Only merges among normal tokens count: other tokens are matched before merging, or never come from plain text.
+    # Only merges among normal tokens count: other tokens are found before merging, or never result from plain text.
     ranks = {pair: rank for rank, pair in enumerate(merges) if all(text in ids for text in (*pair, "".join(pair)))}
     last = {i: last_step(token, ranks) for token, i in ids.items() if len(token) > 1}
     for i, rank in last.items():
@@ -342,7 +342,7 @@ def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Seq
                 f"{where}: expected merges that produce {tokens[i]!r:.40} (id {i:,}) from its text, found none; GGUF's "
                 "scores would produce it; quantise the folder on load instead, with --quant"
             )
-    # Scores are float32, which is exact for integers up to 2**24. There may be more merges than that, but not more
+    # Scores are float32, which is exact for integers up to 2**24. There may be more than 2**24 merges, but not more
     # tokens. So the score is minus the token's place in the order of ranks, not minus the rank.
     made = sorted((rank, i) for i, rank in last.items() if rank is not None)
     places = {i: place for place, (_, i) in enumerate(made)}

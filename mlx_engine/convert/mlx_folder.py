@@ -1,8 +1,8 @@
 """Quantise a Hugging Face folder or a GGUF file into a folder for MLX, which mlx-lm and this engine load.
 
 Matrices of linear layers and embedding tables are quantised, as in mlx-lm. All other tensors keep their values, and so
-do matrices whose row length is not a multiple of the group size. A folder cannot have GGUF's block types: if a tensor
-of such a type keeps its values, it is written in MLX's groups if they can represent them, otherwise in float32.
+do matrices whose row length is not a multiple of the group size. A folder cannot have GGUF's block types. If a tensor
+of such a type keeps its values, it is written in MLX's groups or, if these cannot represent its values, in float32.
 
 The settings and the tokenizer of a GGUF file become the files of a Hugging Face folder. config.json is verified by
 reading it back: it must give the same config as the GGUF file.
@@ -46,7 +46,7 @@ from mlx_engine.weights.plan import Plan, Tensor, check
 from mlx_engine.weights.rope_divisors import rule_of
 from mlx_engine.weights.stored import TensorLayout
 
-# Maps a GGUF architecture to its `model_type`, if this is not the first of `Architecture.names`.
+# Maps a GGUF architecture to its `model_type`. Other architectures have the first of their `Architecture.names`.
 TEXT_MODELS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
@@ -60,7 +60,7 @@ WITH_WINDOW = {"olmo2": "olmo3"}
 
 
 def from_gguf(checkpoint: Checkpoint, plan: Plan, *, has_head: bool) -> tuple[dict[str, Any], dict[str, str]]:
-    """Convert a GGUF file's settings and tokenizer; return config.json, and a map of other file names to their texts.
+    """Convert a GGUF file's settings and tokenizer; return config.json, and the texts of the other files by name.
 
     Raises:
         ModelError: config.json cannot represent the configuration.
@@ -89,7 +89,7 @@ def _model_type(checkpoint: Checkpoint, config: Any) -> str:
 
 
 def _shortened(value: Any) -> Any:
-    """Return settings with float32 values, as in GGUF, rounded to the fewest decimals that give the same float32."""
+    """Round the float32 values of settings from GGUF to the fewest decimals that give the same float32."""
     if isinstance(value, Mapping):
         return {key: _shortened(of) for key, of in value.items()}
     if isinstance(value, list):
@@ -106,7 +106,7 @@ def _read_back(checkpoint: Checkpoint, settings: Mapping[str, Any], config: Any)
 
 
 def to_json(tokenizer: Tokenizer, *, context_length: int) -> dict[str, str]:
-    """Return the texts of tokenizer.json, tokenizer_config.json and, if there is a template, chat_template.jinja."""
+    """Return the texts of tokenizer.json, tokenizer_config.json and, for a chat template, chat_template.jinja."""
     vocabulary, core = tokenizer.parts()
     core.decoder = _decoder(vocabulary)
     if vocabulary.add_bos and vocabulary.bos_id is not None:
@@ -124,7 +124,7 @@ def to_json(tokenizer: Tokenizer, *, context_length: int) -> dict[str, str]:
 
 
 def _decoder(vocabulary: Vocabulary) -> Any:
-    """Return the decoder for the kind of the vocabulary (byte-level BPE or SPM), as Hugging Face tokenizers have it."""
+    """Return the decoder that Hugging Face tokenizers of the vocabulary's kind (byte-level BPE or SPM) have."""
     if vocabulary.kind == "byte-level BPE":
         return decoders.ByteLevel()
     steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -174,8 +174,8 @@ def to_mlx_folder(
         layers: exceptions from `to`. Maps a layer type, a group of layer types, or `token_embd` to a key of `TARGETS`
             or to "keep".
         allow_settings: settings that are left out if they are not implemented.
-        allow_mixed: write the folder even if more than half of the bytes are in matrices that are not quantised in
-            groups, or get more bits than the requested type has.
+        allow_mixed: write the folder even if matrices with more than half of the bytes are not quantised in groups, or
+            get more bits than the requested type has. Matrices that are to be kept do not count.
         note: called with lines for the user, about ignored settings, about differences between the results of mlx-lm
             and of this engine, and about matrices that do not get the requested type.
         progress: called with (tensors written, tensors in total).
@@ -248,7 +248,7 @@ def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:
 def forms_of(
     config: Mapping[str, Any], sizes: Any, tensors: Mapping[str, Tensor]
 ) -> dict[str, tuple[Tensor, TensorLayout]]:
-    """Map GGUF names to tensors with their layouts in the new folder. `sizes` is the `Config` of the model."""
+    """Map the GGUF name of each tensor to the tensor and its layout in the new folder; `sizes` is the `Config`."""
     model_type, n_experts = str(config.get("model_type")), int(getattr(sizes, "n_experts", 0))
     is_inner = "text_config" in config or model_type in INNER.values()
     how: dict[str, Any] = {"n_experts": n_experts, "is_inner": is_inner}
@@ -258,7 +258,7 @@ def forms_of(
 
 
 def _quantization(to: str, parts: Sequence[Part]) -> dict[str, object]:
-    """Return the setting `quantization`: the type `to`, and the type (or False) of each matrix that differs."""
+    """Return the setting `quantization`: the type `to`, and matrices of other types (False if not quantised)."""
     whole = settings_of(target_type(to, parts[0].type_before))
     by_name: dict[str, object] = {}
     for part in parts:
@@ -277,7 +277,7 @@ def settings_of(type_: GroupType) -> dict[str, object]:
 def _write_tensors(
     folder: Path, parts: Sequence[Part], progress: Callable[[int, int], None] | None, source: str
 ) -> list[Line]:
-    """Write the shards and their index. `source` names the model in errors."""
+    """Write the tensors into shards (files), and the index. `source` names the model in errors."""
     shards, lines = _shards(parts), dict[str, Line]()
     where: dict[str, str] = {}
     done = 0

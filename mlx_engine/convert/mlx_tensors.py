@@ -33,7 +33,7 @@ from mlx_engine.weights.plan import Tensor
 from mlx_engine.weights.stored import TensorLayout
 
 KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
-# Maps the name of each safetensors type to the type. Quants are U32; scales and biases are U8 or floats.
+# Maps the name of each safetensors type to the type. Quants have U32; scales and biases have U8 or a float type.
 STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
 # The tensors of the model that make up one tensor of the new folder, each with its layout in the new folder.
 Held: TypeAlias = Sequence[tuple[Tensor, TensorLayout]]
@@ -50,8 +50,8 @@ class Part:
         kind: its layer type, such as "attn_q"; "others" if it is never quantised.
         type_before: its type before the conversion.
         type: its type in the new folder. If `asked` is given and its group size divides the row length, this is
-            `asked`. Otherwise it is `type_before` or, if that is a block type of GGUF, a type of MLX's groups or F32,
-            with the same values.
+            `asked`. Otherwise it is `type_before`. If that is a block type of GGUF, it is instead a type of MLX's
+            groups that has the same values, or F32.
         asked: the requested type; None if the tensor is to keep its values.
         before: a function that returns the tensor before its conversion.
     """
@@ -94,8 +94,8 @@ def parts_of(
 ) -> list[Part]:
     """Return the tensors of the new folder.
 
-    `forms` maps GGUF names to the model's tensors with their layouts in the new folder. For `to` and `layers`, see
-    `mlx_folder.to_mlx_folder`.
+    `forms` maps GGUF names to the model's tensors with their layouts in the new folder. `to` is a key of TARGETS.
+    `layers` maps layer types, groups of layer types or `token_embd` to another key, or to "keep".
 
     Raises:
         OptionError: `layers` requests different types for matrices that the new folder stores as one matrix.
@@ -131,8 +131,7 @@ def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
     """Return the type of a tensor of the new folder before its conversion.
 
     The type is F32 if the model's tensors in `held` have several types. It is also F32 if the new folder stores values
-    that differ from the model's (`TensorLayout.is_shifted`), unless the source stores the same values
-    as the new folder.
+    that differ from the model's (`TensorLayout.is_shifted`), unless the source stores the tensor in the same layout.
     """
     types = {checkpoint.weight(tensor.stored(checkpoint.naming).name).type for tensor, _ in held}
     if len(types) > 1 or (held[0][1].is_shifted and not _is_as_stored(checkpoint, held)):
@@ -182,12 +181,12 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
 # prefix.
 
 
-# The GGUF name of a matrix or bias of one expert.
+# Matches the GGUF name of a matrix or bias of one expert.
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")
 # mlx-lm's names of the up and down matrices, for experts that have no gate.
 _WITHOUT_GATE = {"up": "fc1", "down": "fc2"}
-# Matches the module of the experts in a tensor's name in a folder. The text before the match is the name of the module
-# that contains the experts' module.
+# Matches the name of the experts' module in a folder's tensor names. The text before the match is the name of the
+# module that contains the experts' module.
 _EXPERT_LIST = re.compile(r"\.(?:experts|switch_mlp|(?:in|out)put_linear)\.")
 _DENSE = re.compile(r"\.ffn_(gate|up|down)\.weight")
 _SHARED = ".shared_mlp."
@@ -235,7 +234,7 @@ TARGETS: dict[str, int | str] = {
     **{f"mlx-{bits}bit": bits for bits in AFFINE_BITS},
     **{f"mlx-{mode}": mode for mode in FIXED},
 }
-# As in mlx-lm, scales and biases have the weights' type if this is F16 or BF16. If not, they have float32.
+# As in mlx-lm, scales and biases have the weights' type if this is F16 or BF16. If not, they are float32.
 HALVES = ("F16", "BF16")
 
 

@@ -2,7 +2,7 @@
 
 The embedding table is quantised too, because it is a large part of a small model. If the head is tied to the table, the
 table gets the type that is requested for the head. If not, the table gets the type of `--to`. If `--to` is one of
-llama.cpp's mixes of types (`file_types.py`), this is the type of most matrices in the mix.
+llama.cpp's mixes of types (`file_types.py`), the table then gets the type of most matrices in the mix.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mlx_engine.weights.conversion import Conversion
 
 # The value of `general.quantization_version`: llama.cpp's version of the block formats, the same since 2023.
 QUANTIZATION_VERSION = 2
-# Number of values that are compared at a time before and after the conversion; a multiple of every block size.
+# Number of values that `squared_difference` compares at a time; a multiple of every block size.
 PIECE = 1 << 20
 
 
@@ -43,7 +43,7 @@ class Line:
 
     Attributes:
         kind: the layer type, such as "attn_q"; "others" for tensors that are never converted.
-        types: maps the name of a new type to the number of tensors of this type.
+        types: maps the name of each new type to the number of tensors that get this type.
         n_values: number of values, converted or not.
         squares: sum of the squared errors; values that are not converted have no error.
         power: sum of the squares of the converted values, before the conversion.
@@ -148,7 +148,7 @@ def requantize(
     Raises:
         OptionError: `conversion.quant` is `keep`, or the conversion names a layer that the model does not have. More
             than half of the bytes get another type (see `allow_mixed`). `allow_settings` is given for a GGUF file. The
-            target is the source, is a file of the source folder other than a GGUF file, or is not a regular file.
+            target is the source, a file of the source folder other than a GGUF file, a link, or not a regular file.
         SourceError: the source cannot be read, or the target cannot be written.
         FormatError: the source is damaged, or a type in it cannot be read. A value is NaN, infinite or too large for
             its new type.
@@ -186,7 +186,7 @@ def requantize(
 
 
 def _is_in(folder: Path, target: Path) -> bool:
-    """Return whether `target` is a file of `folder` other than GGUF; raise SourceError if `folder` is unreadable."""
+    """Return whether `target` is a file of `folder`, but no GGUF file; raise SourceError if `folder` is unreadable."""
     try:
         files = [file for file in folder.iterdir() if file.suffix != ".gguf" and file.exists()]
         return any(file.samefile(target) for file in files)
@@ -295,9 +295,9 @@ class Matrix:
 
 
 def check_mixed(matrices: Sequence[Matrix], note: Callable[[str], None], *, allow_mixed: bool) -> None:
-    """Report the matrices that get another type, because the requested type's blocks do not divide their rows.
+    """Report the matrices that get another type, because their rows are not divisible into the requested type's blocks.
 
-    `note` is called with a line for each such matrix, and a line with their number and fraction of the bytes.
+    Call `note` with a line for each of these matrices, then with a line about their number and share of the bytes.
 
     Raises:
         OptionError: more than half of the bytes are in matrices without `is_small`, and `allow_mixed` is False.

@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 
 class Level(str, Enum):
-    """The outcome of a check. FAIL: the model cannot run. WARN: it can run, but something is unusual or ignored."""
+    """The level of a finding. FAIL: the model cannot run. WARN: it can run, but something is unusual or ignored."""
 
     PASS = "PASS"
     WARN = "WARN"
@@ -33,7 +33,7 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """An outcome of a check. One check may have several findings."""
+    """A result of a check. One check may have several findings."""
 
     level: Level
     check: str
@@ -49,7 +49,7 @@ def verify(
 
     Args:
         path: the file or folder.
-        allow_settings: settings that are ignored if they are not implemented; each of them gives a WARN.
+        allow_settings: settings that are ignored if they are not implemented; each ignored setting gives a WARN.
         progress: called before each tensor is checked, with (number of this tensor, from 1, tensors in total).
 
     Raises:
@@ -72,7 +72,7 @@ def verify(
 
 
 def _file(listing: Listing) -> Finding:
-    """Check a GGUF file for bytes that belong to no tensor. `open_listing` has checked that no tensor is cut off."""
+    """Return WARN if a GGUF file has bytes of no tensor. `open_listing` has checked that no tensor is cut off."""
     size, n_tensors = listing.header["file_bytes"], len(listing.tensors)
     what = f"{listing.format}: {n_tensors:,} tensors and {len(listing.metadata):,} settings in {size:,} bytes"
     if listing.format != "GGUF":

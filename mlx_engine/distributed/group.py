@@ -1,7 +1,8 @@
 """The ranks of one run, and the exchange of arrays between them over MLX's ring (TCP).
 
 A rank is one process of the run; `mlx.launch` starts the ranks and numbers them from 0. The ring connects each rank
-with the next one, and the last rank with rank 0. Methods take NumPy arrays or MLX arrays, and return the same kind.
+with the next one, and the last rank with rank 0; connected ranks are neighbours. Methods take NumPy arrays or MLX
+arrays, and return the same kind.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ _MAPS = Path("/proc/self/maps")
 def released() -> Iterator[None]:
     """Return a context. On Linux, its exit releases the pages of ring buffers that were allocated in it.
 
-    MLX's ring allocates 32 MiB of buffers per rank, filled with zeros, for `all_sum`, which `Ring` never calls.
+    MLX's ring allocates 32 MiB of buffers per rank, filled with zeros, for MLX's `all_sum`, which `Ring` never calls.
     Releasing their pages is safe: a released page is zero again when it is next read. Pages are released only if
     exactly one new mapping has the size of the buffers, and all its bytes are zero.
     """

@@ -1,4 +1,4 @@
-"""End all ranks of a run if one of them fails. A rank is one process of a model that runs on several machines.
+"""End all ranks of a run if one of them fails. A rank is one of the processes that run a model together.
 
 If a rank dies, stops or loses its link, all ranks end within 10 s, and one line names the failed rank. If a large
 message is lost, the time that the message takes at 1 MB/s is added to the 10 s. Every half second, each rank sends a
@@ -32,15 +32,15 @@ from mlx_engine.errors import DistributedError
 
 # Seconds between two beats of a rank. A rank counts as dead after LIMIT seconds without a beat.
 INTERVAL, LIMIT = 0.5, 8.0
-# After a rank has joined, the next rank must join within JOINING seconds. This limit is long, because imports take 20 s
-# and more if other processes use all cores. A rank tries to connect every RETRY seconds.
+# Rank 0 waits JOINING seconds for a rank to join, and waits again after each rank that has joined. This limit is long,
+# because imports take 20 s and more if other processes use all cores. A rank tries to connect every RETRY seconds.
 JOINING, RETRY = 60.0, 0.05
 # Seconds that rank 0 waits for the other ranks to end when the run has ended.
 PATIENCE = 5.0
 # Seconds that a rank with an error waits before it reports the error. Most errors occur on several ranks, and another
 # rank reports them first: rank 0, or the rank that caused the error.
 COURTESY = 1.0
-# Seconds that the last rank waits before it connects, so that rank 0 is already listening. After a refused connection
+# Seconds that the last rank waits before it connects, so that rank 0 is already listening. After a refused connection,
 # MLX would wait for 1 s.
 HEAD_START = 0.1
 # The assumed lowest speed of a link, in bytes per second. It determines how long a large message may take.
@@ -67,7 +67,7 @@ class Report(NamedTuple):
 class Beat(NamedTuple):
     """A message from a rank to rank 0, or from rank 0 to a rank, sent as a line of JSON."""
 
-    met: int = 0  # number of barriers that the rank has reached; in rank 0's beats, that all ranks have reached
+    met: int = 0  # number of barriers that the rank (in rank 0's beats: that every rank) has reached
     woken: int = 0  # how often rank 0 has woken the other ranks
     code: int | None = None  # the exit code with which all ranks end
     error: str = ""  # an error of the rank, which rank 0 prints
@@ -116,7 +116,7 @@ class Heartbeat:
     # ---- the beginning ----
 
     def join(self, port: int) -> None:
-        """Connect to rank 0, which listens at `port`, and wait until all ranks have joined. The port is then free.
+        """Connect to rank 0, which listens at `port`, and wait until all ranks have joined. Then close the port.
 
         If a rank does not join in time, the run ends and one line names the rank.
 
@@ -130,7 +130,7 @@ class Heartbeat:
         self._meet()
 
     def connected(self, ring: Callable[[], R]) -> R:
-        """Connect this rank with its neighbours by `ring()`, and return its result once all ranks have connected.
+        """Connect this rank with its neighbours by `ring`; return the result of `ring` once all ranks have connected.
 
         If this takes longer than `limit` + 1 s, a timer in C ends the process. The timer does not need the GIL, which
         `ring` may hold. If a rank dies after rank 0 has connected, a line names the dead rank. If a rank dies earlier,
@@ -144,8 +144,8 @@ class Heartbeat:
             faulthandler.dump_traceback_later(self.limit + 1, exit=True, file=nowhere)
             try:
                 if self.rank == 0:
-                    # If this process ends, the shell's input closes before the shell has read a line. Then the shell
-                    # prints NOT_CONNECTED.
+                    # A shell that prints NOT_CONNECTED if this process ends, because its input then closes before it
+                    # has read a line.
                     command = ["/bin/sh", "-c", 'read line || echo "error: $1" >&2', "sh", NOT_CONNECTED]
                     with self._sending:
                         if not self._is_ending:  # while the run ends, another thread prints the reason
@@ -218,7 +218,7 @@ class Heartbeat:
         return False
 
     def _listen(self, rank: int, peer: socket.socket) -> None:
-        """Listen to a rank from now on, and send it beats."""
+        """Start a thread that reads a rank's beats, and send beats to the rank from now on."""
         peer.settimeout(self.limit)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._peers[rank] = peer
@@ -255,8 +255,8 @@ class Heartbeat:
     def leave(self, code: int, error: str = "") -> None:
         """End this rank's part of the run; not called on rank 0.
 
-        After an error, first wait, because rank 0 usually ends the run with the same error. If it does not, send the
-        error to rank 0, which prints the error and ends all ranks.
+        After an error, first wait, because rank 0 usually ends the run with the same error. If rank 0 does not,
+        send it the error; rank 0 then prints the error and ends all ranks.
         """
         if code:
             time.sleep(COURTESY)
@@ -274,7 +274,7 @@ class Heartbeat:
         self._stop(FAILED, f"error: {found}; {START_AGAIN}" if prints else None)
 
     def _stop(self, code: int, line: str | None) -> None:
-        """End all ranks, once."""
+        """End all ranks; do nothing if this rank is already ending."""
         with self._news:
             if self._is_ending:
                 return
@@ -308,7 +308,7 @@ class Heartbeat:
             self._news.wait_for(lambda: self._has_ended or holds(), seconds)
 
     def _say(self, **changes: Any) -> None:
-        """Send the other ranks a beat with these changes."""
+        """Send a beat with these changes: from rank 0 to all other ranks, from another rank to rank 0."""
         with self._sending:
             self._beat = self._beat._replace(report=self.report(), **changes)
             for peer in list(self._peers.values()):  # a copy, because other ranks may join meanwhile
@@ -360,11 +360,11 @@ class Heartbeat:
     def _find_lost_messages(self) -> None:
         """On rank 0, end the run if a link loses messages although both of its ranks are alive.
 
-        A message counts as lost if the previous rank has sent it and it does not arrive in time. A gather counts as
-        lost if all ranks have begun it and it does not end in time. A long wait alone is no loss, because the sender
-        may still compute. Time is measured in beats since the last change of any report. It is the number of such beats
-        of the rank that has sent the fewest, times the interval. So while a rank has stopped and sends no beats, no
-        message counts as lost.
+        A message to a rank counts as lost if the previous rank has sent it and it does not arrive in time. A gather
+        counts as lost if all ranks have begun it and it does not end in time. A long wait alone is no loss, because the
+        sender may still compute. Time is counted in beats: for each rank, the beats since the last change of any report
+        are counted, and the smallest of these numbers is multiplied by the interval. So while a rank has stopped and
+        sends no beats, no message counts as lost.
         """
         ranks = range(len(self._hosts))
         reports = [Report(*self._heard[rank].report) for rank in ranks]
@@ -377,8 +377,8 @@ class Heartbeat:
                 self._give_up(f"{self._names([(rank - 1) % len(ranks)])}: {found}")
             elif report.awaited_gather and all(each.gathers >= report.awaited_gather for each in reports):
                 waiting = [each for each in ranks if reports[each].awaited_gather == report.awaited_gather]
-                # If the gather has ended on some ranks, name these ranks: it can end on a rank that has not sent all
-                # blocks to the next rank, because it lacks memory or its link is lost.
+                # If the gather has ended on some ranks, name these ranks: a rank that lacks memory, or whose link is
+                # lost, can end the gather without having sent all blocks to the next rank.
                 named = [each for each in ranks if each not in waiting] or waiting
                 found = f"a gather that all ranks have begun does not end on {self._names(waiting)}"
                 self._give_up(f"{self._names(named)}: {found}")

@@ -41,10 +41,10 @@ def nothing() -> None:
 
 
 def messages(group: Group, sleep: Callable[[], None], search: FaultSearch) -> Iterator[Message]:
-    """Yield rank 0's messages about passes, and at last its message END. Forward all messages to the next rank.
+    """Yield rank 0's messages about passes, and at last its message with END. Forward all messages to the next rank.
 
-    After a message REST, call `sleep`, which waits until rank 0 has work again. After a message FOUND, end this rank's
-    part of `search`, the search for the first value that is not finite.
+    After a message with the key REST, call `sleep`, which waits until rank 0 has work again. After a message with the
+    key FOUND, end this rank's part of `search`, the search for the first value that is not finite.
     """
     while True:
         message = receive_message(group, group.previous)
@@ -83,11 +83,13 @@ class SharedModel(Model):
     @property
     @abstractmethod
     def kv_layers(self) -> list[CacheLayer]:
-        """The cache of each layer: in a pipeline, for the layers of all ranks; else, for rank 0's slices of layers."""
+        """The cache of each layer: in a pipeline, of all ranks' layers; with tensor parallelism, of rank 0's slices."""
 
     @abstractmethod
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
-        """Begin a forward pass. Return a function that waits for its logits (R, V), or None if no token is wanted.
+        """Begin a forward pass. Return None if no token is wanted.
+
+        Otherwise, return a function that waits for the logits (R, V) of the R wanted tokens.
 
         Raises:
             DistributedError: this pass failed, or an earlier one failed or was interrupted.
@@ -112,7 +114,7 @@ class SharedModel(Model):
         return least_capacity(self.free, pool_nbytes(self.kv_layers, int(self.config.context_length), 1))
 
     def first_fault(self, run: Callable[[Model], object]) -> FirstFault | None:
-        """Call `run`, and return the first value with NaN or infinities in its passes; None if all values are finite.
+        """Call `run`; return the first value (array) with NaN or infinities in its passes, or None if all are finite.
 
         All ranks search their parts of the passes.
         """
@@ -140,9 +142,9 @@ class SharedModel(Model):
             self._rests = True
 
     def end(self, *, timeline: bool = False) -> list[list[Span]]:
-        """End the run of the other ranks. With `timeline`, return when each rank of a pipeline computed.
+        """End the run of the other ranks. With `timeline`, a pipeline returns each rank's spans.
 
-        Tensor parallelism returns [], because all ranks compute each pass at the same time.
+        Otherwise, return []. Tensor parallelism has no spans, because all ranks compute a pass at the same time.
         """
         self.tell({END: ""})
         self._group.close()
@@ -194,7 +196,7 @@ SEARCH, FOUND = "search", "found"
 
 
 class FaultSearch:
-    """One rank's part of the searches for the first value that is not finite; `model` is its part of the model."""
+    """One rank's part of the searches for the first value that is not finite; `model` is its share of the model."""
 
     def __init__(self, model: Decoder, group: Group) -> None:
         self._model, self._group = model, group
@@ -243,7 +245,7 @@ class FaultSearch:
     def _counted(self, name: str) -> str:
         """Return the name of a value with the layer's index in the whole model.
 
-        Names that end with an item of `COUNTED` have the index in this rank's part, whose first layer is `stage.first`.
+        If a name ends with an item of `COUNTED`, its index counts from this rank's first layer, `stage.first`.
         """
         block, _, rest = name.partition(".")
         index, _, what = rest.partition(".")
@@ -294,14 +296,14 @@ def this_computer() -> str:
 
 # When a rank has recorded 2 * KEPT_SPANS spans (`Span`), it drops the older half of them.
 KEPT_SPANS = 4096
-# Of a `drawing`: the number of characters per rank, and the number of the latest passes that it shows.
+# Of a `drawing`: the number of characters per rank, and how many of the latest passes it shows.
 WIDTH, LATEST = 96, 12
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 IDLE = "."
 
 
 class Span(NamedTuple):
-    """A rank's part of a pass: the number of the pass, its tokens, and its start and end in seconds.
+    """A rank's part of a pass: which pass (from 0), how many tokens, and the times of its start and end, in seconds.
 
     Each rank uses its own clock, so a drawing of several machines is only as accurate as these clocks.
     """

@@ -1,4 +1,4 @@
-"""Messages of rank 0 to the other ranks: KV pools, copies of pages, and forward passes.
+"""Messages of rank 0 to the other ranks, about KV pools, copies of pages, and forward passes.
 
 A store is the memory of a layer's keys and values, or of its states. In rank 0's `KVPool`, each store is only a number
 and a size (`RemoteStore`). Each rank, including rank 0, allocates the stores of its own layers under these numbers
@@ -67,7 +67,7 @@ class RemotePool:
         return self._entry(n_slots, math.prod(shape) * BYTES_PER_FLOAT)
 
     def kv_copy(self, store: RemoteStore, source: int, target: int, n: int) -> RemoteStore:
-        """Record that ranks with the store must copy n slots (places of tokens) from `source` on to `target` on."""
+        """Record a copy for ranks with the store: n slots (places of tokens), from slot `source` on, to `target` on."""
         self._changes.append(["copy", self._pool, store.number, source, target, n])
         return store
 
@@ -134,7 +134,7 @@ class StagePool:
         stores: the stores, by layer.
         windows: the attention window of each group of the model; a group (`KVGroup`) is all layers with equal windows.
         groups: the indices of the groups that have layers of this rank.
-        layers_of: maps the number of each KV store to the indices of this rank's layers that use the store.
+        layers_of: maps the number of each KV store to the layers that use it, as indices among this rank's layers.
     """
 
     stores: Stores
@@ -168,7 +168,7 @@ class StagePools:
         """Allocate the stores of this rank's layers, for a change "pool" of a message.
 
         `layers` has for each layer of the model: the index of its group (-1: none); its KV store (an empty list: none);
-        a list of its state stores. A store is a list of its number and its count of slots. Layers whose stores have the
+        a list of its state stores. A store is a list: its number, and its number of slots. Layers whose stores have the
         same number share this store.
         """
         own = layers[self._first : self._first + len(self._layers)]

@@ -4,8 +4,8 @@ Rank 0 embeds the tokens and begins each pass. The last rank computes the logits
 ranks run a pass, rank 0 begins further passes: for other sequences, or for the next tokens of a prompt. If all requests
 of a pass sample greedily or with top-k, only the largest logits are sent to rank 0, unless all logits take fewer bytes.
 Every rank runs passes in the order in which rank 0 begins them, so a pass finds the keys and values of earlier passes.
-On `simd`, `parallel` and `metal`, a pass has the same bits as in one process; on `mlx`, only if passes have the same
-shapes.
+On `simd`, `parallel` and `metal`, a pass has the same bits as in one process; on `mlx`, only if its shape is the
+same, too.
 
 The split (which layers each rank runs) is chosen by the bytes of layers and by the speed and memory of machines. The
 bytes of a layer are its weights, and the keys and values of one sequence, because each pass reads both.
@@ -39,7 +39,7 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 from mlx_engine.weights.stage import Stage
 
-# The value of the key END in the message that ends the run, if ranks must reply with the times of passes (`Span`).
+# If the message that ends the run has this value under the key END, ranks reply with the times of passes (`Span`).
 TIMELINE = "timeline"
 
 
@@ -75,7 +75,7 @@ class StageRunner:
             )
             began = time.time()
         rest = None
-        if self._width > self._hidden + self._own:  # later layers have per-layer inputs
+        if self._width > self._hidden + self._own:  # layers of later ranks have per-layer inputs
             rest = be.columns(x, self._hidden + self._own, self._width)
             x = be.columns(x, 0, self._hidden + self._own)
         if stage.is_last:
@@ -149,7 +149,7 @@ class Pipeline(SharedModel):
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
         self.check_unbroken()
-        while len(self._flight) >= self._group.size:  # else the last rank would wait to send its logits
+        while len(self._flight) >= self._group.size:  # so that the last rank can always send logits without waiting
             self._receive()
         with self.whole_pass():
             message = {**self.message(batch), "best": self._best(batch)}
@@ -209,10 +209,10 @@ N_OUTPUTS, N_INPUTS, SECONDS, REPETITIONS = 2048, 4096, 0.2, 3
 # get equal shares in every run.
 STEP = 0.5
 # The number of cached tokens for which ranks are balanced. A split that is balanced for an empty cache is slow after
-# many tokens: the last rank has the head in place of some layers, and the head has no keys and values. (In Qwen3 0.6B
-# in Q8_0, a layer's float32 keys and values of 4,096 tokens take twice the bytes of its weights.) If two ranks are
-# balanced for 1,024 tokens, they are 1.8 times as fast as one rank, both with an empty cache and after 4,096 tokens.
-# This factor was computed from the bytes that the ranks read.
+# many tokens: the last rank has the head in place of some layers. The head has no keys and values, so the other ranks
+# then read more bytes. (In Qwen3 0.6B in Q8_0, a layer's float32 keys and values of 4,096 tokens take twice the bytes
+# of its weights.) If two ranks are balanced for 1,024 tokens, they are 1.8 times as fast as one rank, both with an
+# empty cache and after 4,096 tokens. This factor was computed from the bytes that the ranks read.
 CONTEXT = 1024
 
 
@@ -275,9 +275,9 @@ def layer_bytes(model: ModelParts, n_tokens: int) -> tuple[list[int], int]:
 
 
 def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cuts: Collection[int]) -> list[int]:
-    """Return the number of layers of each rank, so that the slowest rank takes the least time.
+    """Return the split, the number of layers of each rank, whose slowest rank takes the least time.
 
-    If several splits take the same time, the most even one is returned.
+    If several splits take the same time, return the most even one.
 
     The time of a rank is the bytes of its layers, divided by its speed. The last rank also has the bytes of the head.
     Embedding tables do not count, because they stay in the file.

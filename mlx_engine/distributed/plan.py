@@ -1,4 +1,4 @@
-"""Plan a model on several machines without running it: the part of each rank, and the expected tokens/s.
+"""Plan a model on several machines without running it: the part of each rank (process), and the expected tokens/s.
 
 `ModelParts` has the parts of a model (each layer, the embedding tables and the head), with their bytes and arithmetic
 operations, computed from the shapes and types of the weights. `pipeline` and `tensor` divide the parts among the ranks.
@@ -58,7 +58,7 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A layer of a model, its embedding tables, or its head.
+    """A part of a model: one layer, the embedding tables, or the head.
 
     Attributes:
         arrays: all arrays of the part.
@@ -74,7 +74,7 @@ class Part:
         exchanges: with tensor parallelism, the number of exchanges between ranks in this layer, each of an array as
             large as the hidden states. There are two (after attention and after the FFN), one more if the layer has
             experts beside a dense FFN, and two more (for queries and keys) if norms run over all heads.
-        is_head: whether the part computes only the last token of a sequence.
+        is_head: whether the part is the head, which computes only the last token of each sequence.
     """
 
     arrays: tuple[Outline, ...] = ()
@@ -120,12 +120,12 @@ class ModelParts:
         layers: one part per layer.
         head: the norm and the matrix of the head; the matrix of a tied head is the embedding table of `tables`.
         left: bytes of embedding tables that stay in the file; a pass reads a few of their rows.
-        total: bytes of the weights that one process holds in memory, without `left`.
+        total: bytes of the weights that a process with all these parts holds in memory, without `left`.
         hidden: floats per token that one layer passes to the next.
         vocab_size: number of logits.
-        widest: the largest number of rows plus columns of a matrix other than the head and the embedding tables; bounds
-            the memory of activations.
-        cuts: the indices of layers that may be the first layer of a rank.
+        widest: rows plus columns of the matrix in which this sum is largest, without the head and the embedding tables;
+            bounds the memory of activations.
+        cuts: the indices of layers that may be the first layer of a rank after rank 0.
     """
 
     tables: Part
@@ -198,7 +198,7 @@ def _part(values: Sequence[Any], **given: Any) -> Part:
 
 
 def _found(value: Any, kind: type) -> Iterator[Any]:
-    """Yield all values of a type in a dataclass or list."""
+    """Yield all values of the type `kind` in nested dataclasses, lists and tuples."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, list | tuple):
@@ -213,7 +213,7 @@ def _found(value: Any, kind: type) -> Iterator[Any]:
 
 
 class _Best(NamedTuple):
-    """A split: the largest cost, the sum of squared costs (to prefer even splits), and the first layer of each rank."""
+    """A split: the ranks' largest cost, the sum of their squared costs (prefers even splits), their first layers."""
 
     largest: float
     squares: float
@@ -233,7 +233,7 @@ def balanced(
     Args:
         n_layers: number of layers, at least one per rank.
         n_ranks: number of ranks.
-        cuts: the indices of layers that may be the first layer of a rank.
+        cuts: the indices of layers that may be the first layer of a rank after rank 0.
         cost: a function of (rank, first layer, the layer after the last); infinite if these layers do not fit.
     """
     best = {0: _Best(0.0, 0.0, ())}
@@ -371,9 +371,9 @@ class Rank:
         host: its machine.
         first: the index of its first layer.
         layers: its layers; with tensor parallelism, its slices of all layers.
-        tables: the part that embeds tokens, on the first rank; else None. Its embedding tables are in memory only if
-            the rank also has the head; otherwise the rank reads single rows from the file.
-        head: the head, on the last rank; else None. With tensor parallelism, every rank has `tables` and `head`.
+        tables: the part that embeds tokens; in a pipeline, None except on the first rank. Its embedding tables are in
+            memory only if the rank also has the head; otherwise the rank reads single rows from the file.
+        head: the head; in a pipeline, None except on the last rank.
         weights: bytes of its weights.
         kv_token: bytes of keys and values that one more token adds, as long as no attention window is full.
         kv: bytes of the pages of all sequences, and of their states.

@@ -1,7 +1,8 @@
 """Run a model on several ranks (processes): connect them, compare versions and files, choose each rank's share.
 
-For the options `--shard` and `--split`, `commands/options/shard.py` calls `join`. The engine loads this rank's share
-with the returned `Shard`. Then rank 0 begins the passes (`Shard.lead`), and the others follow it (`Shard.follow`).
+For the options `--shard` and `--split`, `commands/options/shard.py` calls `join`. With the returned `Shard`, the
+engine loads this rank's share of the model. Then rank 0 begins the passes (`Shard.lead`), and the other ranks follow it
+(`Shard.follow`).
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Shard(ABC):
         """Check that all ranks have the same version, files and settings; return the plan of this rank's share.
 
         Raises:
-            DistributedError: a rank differs.
+            DistributedError: a rank has another version, other files or other settings than rank 0.
             OptionError, NotShardableError, NotEnoughMemoryError: the model cannot be shared in this way.
         """
         files = {"version": version(), "files": identity(path), "backend": backend.name}
@@ -103,8 +104,8 @@ class Shard(ABC):
     def end(self, *, timeline: bool) -> bool:
         """On rank 0, end the other ranks after the last pass, and return True. With `timeline`, set `self.timeline`.
 
-        Send nothing and return False on other ranks, if `lead` has not been called, if this method has been called
-        before, or if a pass was interrupted.
+        In these cases, send nothing and return False: this is another rank than 0, `lead` has not been called, this
+        method has been called before, or a pass failed or was interrupted.
         """
         model, self._model = self._model, None
         if model is None or model.is_broken:
@@ -117,7 +118,7 @@ class Shard(ABC):
 
         If rank 0 calls this method, the other ranks end with the same code: after the last pass if the code is 0,
         otherwise at once. If `end` returns False, code 0 becomes 1. If another rank calls this method with code 0, only
-        this rank ends; with an error code, rank 0 prints `error` and ends all ranks.
+        the calling rank ends; with an error code, rank 0 prints `error` and ends all ranks.
         """
         if self.is_leader and code == 0 and not self.end(timeline=timeline):
             code = FAILED
@@ -191,7 +192,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def version() -> str:
-    """Return the version of MLX and a digest of our source, because checkouts of one release may differ.
+    """Return the version of MLX and a digest of our source: two checkouts of one release may differ.
 
     A checkout has a file `kernels.py` in the package, and the folder `kernels` next to the package. A wheel has this
     folder inside the package.

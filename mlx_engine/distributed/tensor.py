@@ -67,7 +67,7 @@ def is_even(n: int, size: int) -> bool:
 
 @dataclass(frozen=True)
 class Pieces(Partition):
-    """An axis of several sections; a rank gets the same range of pieces of every section.
+    """An axis of one or more sections; a rank gets the same range of pieces of every section.
 
     Each section has `n` pieces. `widths` has the width of a piece in each section, and `what` describes the axis.
     """
@@ -101,8 +101,7 @@ class Heads:
         n_heads: number of query heads.
         n_kv_heads: number of KV heads, a divisor of `n_heads`.
         head_dim: floats of a head.
-        block: the columns of the output projections of all layers can be cut only at multiples of this number, because
-            their types have blocks.
+        block: the output projections of all layers can be cut only between blocks of this many columns.
         equal: whether all ranks must have the same number of heads, because a norm reads the heads of all ranks.
     """
 
@@ -225,7 +224,8 @@ WHOLE = {
     "proj", "position_embd", "rope_freqs", "rope_factors_long", "rope_factors_short", "per_layer_token_embd",
     "per_layer_model_proj",
 }  # fmt: skip
-# Maps each kind of partition by blocks to the matrix that is cut by columns. The matrix's type determines the blocks.
+# Maps each kind of partition that divides blocks of columns to the matrix with these columns. The type of this matrix
+# determines the size of the blocks.
 LAST = {
     "ffn": "ffn_down", "experts": "ffn_down_exps", "shared expert": "ffn_down_shexp",
     "channels": "shortconv.out_proj",
@@ -398,7 +398,7 @@ class _Partitions:
 
 
 def sliced(planned: Planned, rank: int, size: int) -> Planned:
-    """Return a planned model that loads only the slices of one rank, for a backend with `Backend.group`.
+    """Return a planned model that loads only the slices of one rank, for a backend whose `group` is set.
 
     Raises:
         NotShardableError: a matrix cannot be cut into `size` parts, or there is no rule for a tensor.
@@ -438,7 +438,7 @@ class RankSlices:
         return [layer.with_mixers(partial(self._mixer, i)) for i, layer in enumerate(layers)]
 
     def _columns(self, i: int, name: str, like: str) -> Columns:
-        """Return the output columns of projection `name` that this rank uses: the rows of its slice of `like`."""
+        """Return the outputs of projection `name` that this rank uses: the range of `like` that it computes."""
         held, of = self.shape(f"blk.{i}.{name}.weight")[0], self.planned.tensors[f"blk.{i}.{name}.weight"].shape[0]
         found = self.slices.ranges(f"blk.{i}.{like}.weight", self.rank, self.size)
         ((first, last),) = ((0, of),) if found is None else found[1]
@@ -477,7 +477,7 @@ def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = noth
 
 
 def _run(model: Decoder, pools: StagePools, message: Message) -> Array | None:
-    """Run a pass to its end, and return logits (R, V), or None if no token is wanted."""
+    """Run a pass to its end. Return logits (R, V) of the R wanted tokens, or None if no token is wanted."""
     batch = pools.apply(message)
     batch.best = message["best"]
     logits = model.forward(batch)

@@ -1,9 +1,9 @@
 """Make locks safe across fork(), for programs that load a model and then fork, such as pre-forking web servers.
 
-The child process has a copy of every lock, locked or not, but only one thread, which called `fork`. If another thread
-held a lock, the lock would stay locked in the child process forever, and the data that the lock guards might be
-inconsistent. So before each fork, the forking thread acquires all locks that are registered here; after the fork, both
-processes release the locks.
+The child process has a copy of every lock, locked or not, but of the threads only the one that called `fork`. If
+another thread held a lock, the lock would stay locked in the child process forever, and the data that the lock guards
+might be inconsistent. So before each fork, the forking thread acquires all locks that are registered here; after the
+fork, both processes release the locks.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 class Promised:
-    """Allocated memory of this process, of which `nbytes` bytes are not filled yet: the system counts them as free."""
+    """Allocated memory of this process, of which `nbytes` bytes are not filled yet; the system counts these as free."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -78,7 +78,7 @@ class Group(NamedTuple):
 
 
 def groups_of(root: Path, controller: str) -> Iterator[Group]:
-    """Yield the control groups that may limit a resource of this process; `controller` is "cpu" or "memory"."""
+    """Yield the control groups that may limit a resource of this process: `controller`, "cpu" or "memory"."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -139,7 +139,7 @@ def release(read: np.ndarray, prepared: object) -> None:
     """Release the pages of a stored weight, `read`, unless the backend's weight, `prepared`, is a view of them.
 
     A stored weight that was converted is not read again, but its pages would count as this process's memory until the
-    end of loading. Pages of bfloat16 weights, for example, take half as much memory as the weights in float32.
+    end of loading. For example, the pages of bfloat16 weights would add half of the memory of the float32 weights.
     """
     file = _file_of(read)
     if file is not None and not is_view(prepared, read):

@@ -2,9 +2,9 @@
 
 Reference: Hugging Face transformers, models/afmoe. Differences from Qwen3-MoE: the outputs of attention and FFN are
 normed, too; attention has a gate; by default, every fourth layer attends to all tokens and has no rotary embedding,
-while all other layers have a window; the router chooses experts by the sigmoids of its logits plus a bias; the output
-of the shared experts is added without a gate; the first layers are dense; with `mup_enabled`, embeddings are multiplied
-by the square root of their width.
+while all other layers have a window; the router chooses the experts with the largest sigmoid(logit) + bias; the
+output of the shared experts is added without a gate; the first layers are dense; with `mup_enabled`, embeddings are
+multiplied by the square root of their width.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Config(glm4_moe.Sigmoids, llama.Config):
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_gating_func": 2, "expert_weights_norm": True},
-        # Of these keys, transformers reads only `hidden_act`.
+        # transformers reads only `hidden_act`; for the other keys, its code implements only these values.
         hf={
             "hidden_act": "silu", "mlp_bias": False, "route_norm": True, "score_func": "sigmoid", "n_group": 1,
             "topk_group": 1, "num_expert_groups": 1, "num_limited_groups": 1,

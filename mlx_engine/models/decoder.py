@@ -54,7 +54,7 @@ def writes(layer: Layer) -> bool:
 
 
 class Decoder(Model):
-    """A model: maps a batch to logits. The caller owns the KV cache. In each model file, `Model` is a subclass."""
+    """A model: maps a batch to logits. The caller owns the KV cache. The `Model` of each model file is a `Decoder`."""
 
     config: Any
     backend: Backend
@@ -82,8 +82,8 @@ class Decoder(Model):
         self.whole_kv_layers = _kv_layers(layers, backend.kv_type)
         self.logit_softcap = logit_softcap
         head = "output" if "output.weight" in parameters else "token_embd"
-        # A tied head may be converted to another type than the embedding table, so they are prepared separately: the
-        # table by the first pipeline stage, the head by the last.
+        # The first pipeline stage prepares the embedding table, and the last one prepares the head. If both are one
+        # tensor (a tied head), it is prepared twice, because the head may be converted to another type.
         self.token_embd = parameters.table("token_embd") if self.stage.is_first else parameters.elsewhere("token_embd")
         self.output = parameters.linear(head) if self.stage.is_last else Linear(head, parameters.elsewhere(head))
         self.run_on(backend)
@@ -201,11 +201,11 @@ class NextToken(ExtraLayer):
 def _kv_layers(layers: Sequence[Layer], type_: str) -> list[CacheLayer]:
     """Return what each layer caches, without the layers with `SharedAttention`, which cache nothing.
 
-    These are the last layers of a model, so the index of a layer is also the index of its cache.
+    The layers with `SharedAttention` are the last ones, so the index of any other layer is the index of its cache.
 
     Raises:
         OptionError: keys and values of type `type_` have blocks of 32 elements, but the head dim is no multiple of 32.
-        TypeError: a layer has several branches that are not attention and one Mamba2 mixer.
+        TypeError: a layer has several branches, and these are not attention followed by one Mamba2 mixer.
     """
     kept: list[CacheLayer] = []
     for layer in layers:

@@ -2,9 +2,9 @@
 
 Papers: "DeepSeek-V2", arXiv 2405.04434; "DeepSeek-V3", arXiv 2412.19437. Reference: Hugging Face transformers,
 models/deepseek_v2, deepseek_v3, glm4_moe_lite and youtu. The models have multi-head latent attention
-(`layer.LatentAttention`), a few dense first layers, then mixtures of experts. The router of V2 chooses experts by
-softmax. The other routers choose by sigmoids plus a bias, among the experts of the best groups. All layers of Youtu-LLM
-are dense.
+(`layer.LatentAttention`), a few dense first layers, then mixtures of experts; in Youtu-LLM, all layers are dense. The
+router of V2 chooses the experts with the largest softmax scores. The other routers choose the experts with the largest
+sigmoid(logit) + bias in the best groups of experts.
 """
 
 from __future__ import annotations
@@ -93,16 +93,16 @@ ROTARY = Rotary(rules=("yarn",))
 
 @dataclass(frozen=True)
 class OfHead(Setting):
-    """The setting of a head's size: the number of key elements without rotary embedding, or of value elements.
+    """The setting of a size of each head: the elements of a key that are not rotated, or the elements of a value.
 
-    GGUF files have a head's sizes in `attention.key_length_mla`, which includes rotated elements, and
-    `attention.value_length_mla`; `attention.key_length` and `attention.value_length` have the sizes of what is cached.
-    Older files have only the latter two, which then have a head's sizes.
+    In GGUF files, `attention.key_length_mla` counts all elements of a head's key, also the rotated ones, and
+    `attention.value_length_mla` the elements of its value. `attention.key_length` and `attention.value_length` are the
+    sizes of the cached key and value. In older files, which lack the keys with `_mla`, they are the sizes of a head.
 
     Attributes:
         part: "key" or "value".
         hf: the key in config.json.
-        usual: the default, or a function that computes it from the fields read before; REQUIRED if there is none.
+        usual: the default, or a function that computes it from the fields read before; REQUIRED if there is no default.
     """
 
     part: str
@@ -150,7 +150,7 @@ class DenseLayers(Setting):
 
 
 def one_or_all(s: Settings, key: str, config: Any) -> None:
-    """Check that the number of KV heads equals that of query heads. GGUF files may have 1: heads share the latent."""
+    """Check that the number of KV heads equals that of query heads; in GGUF files, it may also be 1."""
     s.expect(key, 1 if key.startswith("attention.") else config.n_heads, config.n_heads)
 
 
@@ -161,7 +161,7 @@ class Latent(ConfigBase):
     Attributes:
         is_interleaved: whether rotary pairs are the rows (2j, 2j + 1) in files.
         is_joined: whether all GGUF files of this architecture have one tensor for the projections of the latent to keys
-            and to values. If False, the names of a file's tensors tell.
+            and to values. If False, the names of a file's tensors decide.
     """
 
     is_interleaved: ClassVar[bool] = True
@@ -190,7 +190,7 @@ class Latent(ConfigBase):
 
     @property
     def rotary_dim(self) -> int:
-        """Equal to `head_dim`, so that the tensor table does not reorder rotary pairs; `latent_tensors` does."""
+        """Equal to `head_dim`: otherwise the tensor table would reorder rotary pairs, too, as `latent_tensors` does."""
         return self.head_dim
 
     @property
@@ -227,8 +227,8 @@ class Config(Routed, Latent):
             "hidden_act": "silu", **llama.NO_BIAS, "num_key_value_heads": one_or_all, "topk_method": "greedy",
             "scoring_func": "softmax", "moe_layer_freq": 1,
         },
-        # A key that DeepSeek-V2's router does not read; settings of groups of experts, which the method "greedy" does
-        # not use; sizes that follow from others; settings of training.
+        # In this order: a key that DeepSeek-V2's router does not read; settings of groups of experts, which the method
+        # "greedy" does not use; sizes that follow from other settings; settings of training.
         harmless=(
             "norm_topk_prob",
             "n_group", "topk_group", "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size",
@@ -282,7 +282,7 @@ class DenseConfig(Latent):
         return ("dense",) * self.n_layers
 
     def to_gguf(self) -> dict[str, object]:
-        # llama.cpp also requires the keys of experts.
+        # llama.cpp requires the keys of experts also for models without experts.
         experts = {"expert_feed_forward_length": self.intermediate_size, "expert_shared_count": 0}
         return {**super().to_gguf(), **experts, "leading_dense_block_count": self.n_layers}
 

@@ -1,8 +1,8 @@
 """dots.llm1.
 
 Paper: "dots.llm1 Technical Report", arXiv 2506.05767. Reference: Hugging Face transformers, models/dots1. Differences
-from Qwen3-MoE: the router chooses experts by the sigmoids of its logits plus a bias, among the experts of the best
-groups; the output of the shared experts is added without a gate; the first layers are dense.
+from Qwen3-MoE: the router chooses experts by `sigmoid(logits) + bias`, only from the best groups of experts; the output
+of the shared experts is added without a gate; the first layers are dense.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GGUF_ARCHITECTURE = "dots1"
 def without_windows(s: Settings, key: str, config: llama.Config) -> None:
     """Raise an error if a layer has a window.
 
-    If `sliding_window` is not null, the layers from number `max_window_layers` on have a window.
+    If `sliding_window` is not null, each layer whose index is at least `max_window_layers` has a window.
     """
     first = s.whole_or_zero(key, 62)
     if s.whole_or_none("sliding_window", 4096) is not None and first < config.n_layers:

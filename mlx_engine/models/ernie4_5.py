@@ -1,7 +1,7 @@
 """ERNIE 4.5, dense and with a mixture of experts.
 
 Reference: Hugging Face transformers, models/ernie4_5. Differences from Llama: rotary pairs are (2j, 2j + 1) in
-folders, too, not only in GGUF files; one setting, `use_bias`, gives all linear layers biases.
+folders, too, not only in GGUF files; one setting, `use_bias`, gives both attention and FFN biases.
 
 Reference of the mixtures: models/ernie4_5_moe. To choose experts, the router adds a bias to the softmax of its logits.
 The output of the shared experts is added without a gate. The first layers are dense.
@@ -49,7 +49,7 @@ def shared_size(s: Settings, key: str, config: Any) -> None:
 
 
 def to_the_end(s: Settings, key: str, config: Any) -> None:
-    """Check that the last layer with experts is the last layer of the model. The value -1 also means the last layer."""
+    """Check that the last layer with experts is the last layer of the model; -1 also means the last layer."""
     s.expect(key, -1, config.n_layers - 1)
 
 

@@ -36,6 +36,6 @@ NAMES = {
 }  # fmt: skip
 TENSORS = llama.renamed({name: row for name, row in llama.TENSORS.items() if "bias" not in name}, NAMES)
 Model = standard.Model
-# Maps Llama's names of settings, which newer versions of transformers write, to EXAONE's names.
+# Maps each setting's name in Llama, which newer versions of transformers write, to the name in EXAONE.
 ALIASES = {"num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon", "hidden_act": "activation_function"}
 plan = standard.plan(Config, TENSORS, aliases=ALIASES)

@@ -6,7 +6,7 @@ sliding window, every fourth layer attends to all tokens and has no rotary embed
 layers) have the window.
 
 Reference of the mixtures: models/exaone_moe. Differences from the dense models: the inputs of attention and FFN are
-normed, not their outputs; the router chooses experts by `sigmoid(logits) + bias`, among the experts of the best groups;
+normed, not their outputs; the router chooses experts by `sigmoid(logits) + bias`, only from the best groups of experts;
 the output of a shared expert is added without a gate; the first layers are dense.
 """
 

@@ -65,7 +65,7 @@ class Config(mamba2.Sizes, llama.Config):
         space_in: multiplier of the input of a Mamba2 mixer.
         space: multipliers of the mixer's gate, input x, B, C and time steps, in addition to `space_in`.
         space_out: multiplier of the mixer's output.
-        ffn: multipliers of an FFN's gate before the activation, and of its output.
+        ffn: the multiplier of an FFN's gate before the activation, and the multiplier of the FFN's output.
     """
 
     has_norm: bool = said(("mamba_rms_norm", False))
@@ -112,7 +112,7 @@ TENSORS["blk.*.ffn_norm.weight"] = replace(TENSORS["blk.*.ffn_norm.weight"], ggu
 
 
 def table(cfg: Config, checkpoint: Checkpoint) -> Table:
-    """Return the tensor table, with the multipliers by which GGUF files multiply the tensors."""
+    """Return the tensor table. Its rows have the multipliers that the tensors of GGUF files contain."""
     (into,), (keys,), (logits,) = cfg.attention_in, cfg.keys, cfg.of_logits
     times = {
         "token_embd": cfg.of_embeddings[0], "output": logits, "blk.*.attn_q": into, "blk.*.attn_k": into * keys,
@@ -137,8 +137,8 @@ class Model(Decoder):
     - The weights of a mixer's convolution contain the multipliers of x, B and C.
     - The weights of the last norm contain the multiplier of the logits.
     - The scale of attention scores contains `keys`, and `attention_in` twice: for queries and for keys. Multiplying
-      after the rotary embedding gives the same scores, because the embedding is linear.
-    - The scale of attention's output contains `attention_in` for values.
+      after RoPE gives the same scores, because RoPE is linear.
+    - The scale of attention's output contains `attention_out`, and `attention_in` for the values.
     """
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
@@ -176,7 +176,7 @@ def as_mlx_has_them(cfg: Config, *, is_tied: bool) -> Config:
 
     The weights of keys do not contain the multiplier `keys`, and the weights of values do not contain `attention_in`.
     The returned config keeps `keys`, and applies `attention_in` to the output of attention, with the same effect. The
-    matrix of a tied head contains the multiplier of the embeddings, so the multiplier of the logits is divided by it.
+    matrix of a tied head contains the multiplier of the embeddings, so the logits' multiplier is divided by that one.
 
     Source: mlx-lm 0.32, models/falcon_h1.py: `Model.sanitize`, and the computation of the logits of a tied head.
     """
@@ -196,6 +196,6 @@ def plan(checkpoint: Checkpoint) -> Plan:
         config = as_mlx_has_them(made.config, is_tied=is_tied)
         found = tensors(config, table(config, checkpoint), "absent" if is_tied else "required")
         made = replace(made, config=config, tensors=found)
-    # With a tied head, a GGUF file has one table for embeddings and head, which cannot contain the multipliers of both.
-    # So no multiplier is written into tensors, and the conversion to GGUF is refused unless all multipliers are 1.
+    # With a tied head, a GGUF file has one table for embeddings and head, which cannot contain two multipliers.
+    # So `in_tensors` is empty, and the conversion to GGUF is refused unless all multipliers are 1.
     return replace(made, in_tensors=() if is_tied else MULTIPLIERS)

@@ -20,8 +20,8 @@ GGUF_ARCHITECTURE = "gemma"
 @dataclass(frozen=True)
 class Config(llama.Config):
     head_dim: int = rotated_heads(256, 256)
-    # The config.json of the first releases has "gelu" (without an approximation), but the models were trained with the
-    # tanh approximation, which is the Activation "gelu".
+    # The config.json of the first releases has "gelu", transformers' name of the exact GELU. But the models were
+    # trained with the tanh approximation, which `Activation` calls "gelu".
     activation: Activation = activation_key({"gelu_pytorch_tanh": "gelu", "gelu": "gelu"}, gguf="gelu")
 
     expected = Expected(

@@ -56,7 +56,7 @@ class SoftCap(Setting):
 
 @dataclass(frozen=True)
 class Config(Sizes):
-    """The sizes of a Gemma 2 model. Fields have the defaults of transformers, because a config.json may omit them."""
+    """The sizes of a Gemma 2 model. Fields have the defaults of transformers, because a config.json may omit keys."""
 
     vocab_size: int = whole(("vocab_size", n_embeddings), ("vocab_size", 256_000))
     context_length: int = whole("context_length", ("max_position_embeddings", 8192))

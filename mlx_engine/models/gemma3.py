@@ -60,8 +60,8 @@ AROUND_TEXT = {
     "vision_config",
     "vocab_size",  # repeats `vocab_size` of `text_config`; mlx-lm reads it here
 }
-# Prefixes of the text model's tensors in a Hugging Face folder: the prefix in text models, the old prefix in multimodal
-# models, and the new one.
+# Prefixes of the text model's tensors in a Hugging Face folder: the prefix in text models, then the old and the new
+# prefix in multimodal models.
 STEMS = ("model.", "language_model.model.", "model.language_model.")
 
 
@@ -109,7 +109,7 @@ class Sizes(ConfigBase):
 
 @dataclass(frozen=True)
 class Config(Sizes):
-    """The sizes of a Gemma 3 model. Fields have the defaults of transformers, because a config.json may omit them."""
+    """The sizes of a Gemma 3 model. Fields have the defaults of transformers, because a config.json may omit keys."""
 
     vocab_size: int = whole(("vocab_size", n_embeddings), ("vocab_size", 262_208))
     context_length: int = whole("context_length", ("max_position_embeddings", 131_072))
@@ -119,7 +119,7 @@ class Config(Sizes):
     )
     attention_scale: float = declared(AttentionScale(LAYERS_OF_27B))
     window: int = whole("attention.sliding_window", ("sliding_window", 4096))
-    # llama.cpp reads an interval: every n-th layer is global.
+    # The keys in PATTERN_KEYS have an interval n: every n-th layer is global.
     is_local: tuple[bool, ...] = layer_kinds(PATTERN, interval=PATTERN_KEYS)
 
     expected = Expected(
@@ -186,7 +186,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
     table = {name: replace(row, hf=row.hf.replace(STEMS[0], stem)) for name, row in TENSORS.items()}
     factor = scale_factor(config, LAYERS_OF_27B)
     table[QUERY_NORM] = replace(table[QUERY_NORM], times=factor)
-    # Tensors of the folder that are not read: the head, a copy of the embedding table; and the vision model.
+    # Tensors of the folder that are not read: the head (a copy of the embedding table), and the vision model.
     unused = ["lm_head.weight", "language_model.lm_head.weight"]
     if text is not settings:
         unused += [name for name in checkpoint.shapes if "vision_tower." in name or "multi_modal_projector." in name]

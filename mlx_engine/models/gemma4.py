@@ -10,7 +10,7 @@ Reference: Hugging Face transformers, models/gemma4. Differences from Gemma 3:
   layer of the same kind (local or global) that computes keys and values;
 - unless `hidden_size_per_layer_input` is 0, each layer adds a per-layer input (`layer.PerLayer`), computed from a
   second embedding table and the embeddings;
-- each layer's output is multiplied by a number, one weight per layer;
+- each layer's output is multiplied by a number, which is a weight of the layer;
 - in 26B-A4B each layer has a mixture of experts in parallel with a dense FFN. Both read the same hidden states, each
   after its own norm; their outputs are normed and added. The router's input has a third norm, and the output of each
   expert is multiplied by a factor.
@@ -84,9 +84,9 @@ NOT_ROTATED = 1e30
 
 # ---- arrays with a value per layer in GGUF files, where config.json has one value per kind of layer ----
 # Reference: llama.cpp, src/models/gemma4.cpp. `flat` replaces the array of KV heads by one number for local and one for
-# global layers, and the array of FFN sizes by the first size and a flag (whether layers that share keys and values have
-# twice this size); `arrays` restores the arrays. GGUF files do not say whether global layers have one projection for
-# keys and values; like llama.cpp, `flat` derives this from the tensors.
+# global layers, and the array of FFN sizes by the first size and a flag (whether layers that compute no keys and values
+# have twice this size); `arrays` restores the arrays. GGUF files have no key for whether global layers have one
+# projection for keys and values; like llama.cpp, `flat` derives this from the tensors.
 
 FFN, KV_HEADS, SHARED = "feed_forward_length", "attention.head_count_kv", "attention.shared_kv_layers"
 IS_LOCAL = "attention.sliding_window_pattern"
@@ -99,8 +99,8 @@ def flat(checkpoint: Checkpoint) -> Settings:
 
     Raises:
         UnsupportedConfigError: layers of one kind (local or global) have different numbers of KV heads; FFN sizes are
-            neither equal, nor doubled in exactly the layers that share keys and values; or the number or the kinds of
-            layers, or the number of layers that share keys and values, are invalid.
+            neither equal, nor doubled in exactly the layers that compute no keys and values; or the number of layers,
+            their kinds, or the number of layers that compute no keys and values is invalid.
     """
     found = dict(checkpoint.settings)
     s = Settings(found, where=checkpoint.where)
@@ -185,7 +185,7 @@ class GlobalSize(Setting):
         layers = s.mapping("per_layer_config")
         if layers is None:
             found = s.whole(self.key, usual)
-            # Without `attention_k_eq_v`, transformers ignores this key for KV heads of global layers.
+            # Without `attention_k_eq_v`, transformers ignores the key for the number of KV heads of global layers.
             return found if self.each == "head_dim" or known.k_is_v else local
         s.whole_or_none(self.key, None)
         sizes = {}
@@ -211,8 +211,7 @@ class GlobalSize(Setting):
 class ExpertSize(Setting):
     """The setting of a size of the mixture of experts; `is_count` means that the size is the number of experts.
 
-    In config.json, `enable_moe_block` says whether there are experts. If there are none, the size is checked, then
-    ignored.
+    If `enable_moe_block` in config.json is false, the model has no experts: `read` checks the size, and returns 0.
     """
 
     gguf: str
@@ -317,8 +316,8 @@ class Config(ConfigBase):
 
 
 # ---- tensors: their names, and which of them a layer has ----
-# Norm weights are stored as they are; Gemma 3's folders have them minus 1. `weights/experts.py` adds the matrices of
-# the router and of the experts.
+# Folders store the norm weights themselves; Gemma 3's folders store them minus 1. `weights/experts.py` adds the
+# matrices of the router and of the experts.
 
 LAYER = "model.layers.*."
 TENSORS = {
@@ -351,9 +350,9 @@ def table(config: Config, stem: str = gemma3.STEMS[0]) -> dict[str, Row]:
 
 
 def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) -> Plan:
-    """Return the plan of a table's tensors. For a GGUF file, `more` are further tensors; for a folder, there are none.
+    """Return the plan of a table's tensors. `more` has further tensors of a GGUF file, and is empty for a folder.
 
-    If the file has tensors that `unused` or `_absent` names, they are not read.
+    Tensors that `unused` or `_absent` names may be in the file, but are not read.
     """
     is_gguf = bool(more)
     outside = {name: row for name, row in table.items() if "*" not in name}
@@ -367,7 +366,7 @@ def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) 
 
 
 def _absent(config: Config, i: int) -> tuple[str, ...]:
-    """Return the names in the table of the tensors for keys and values that layer i does not use."""
+    """Return the keys of `table` for the key and value projections and norms that layer i does not use."""
     if config.shares(i) is not None:
         return (*KEYS, VALUES)
     return (VALUES,) if config.k_is_v and not config.is_local[i] else ()
@@ -386,7 +385,7 @@ class Model(ScaledEmbeddings):
         super().__init__(config, parameters, backend, layers=layers, logit_softcap=config.logit_softcap)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
-        """Return (T, D + L*I): the scaled embeddings, then the inputs (T, I) of all L layers if there are any.
+        """Return the scaled embeddings (T, D). If there are per-layer inputs, append those of all L layers (T, L*I).
 
         A per-layer input is (a + b) / sqrt(2). Here a is the layer's part of a projection of the scaled embeddings,
         normed, and b is the layer's part of the token's row in the second table, times the square root of I.
@@ -451,7 +450,8 @@ def plan(checkpoint: Checkpoint) -> Plan:
     config = read(text)
     stem = stem_of(checkpoint, gemma3.STEMS)
     config = padded(config, checkpoint, f"{stem}embed_tokens.weight")
-    # Tensors of the folder that are not read: a second copy of the tied head, and the encoders of images and audio.
+    # Tensors of the folder that are not read: the head (a copy of the embedding table), and the encoders of images and
+    # audio.
     unused = ["lm_head.weight", "language_model.lm_head.weight"]
     unused += [name for name in checkpoint.shapes if any(part in name for part in NOT_TEXT) and text is not settings]
     made = with_mixture(checkpoint, planned(config, table(config, stem), unused), stem)

@@ -1,7 +1,7 @@
 """GLM-4.5, 4.6 and 4.7 with a mixture of experts, such as GLM-4.5-Air; Solar Open.
 
 Paper: "GLM-4.5", arXiv 2508.06471. Reference: Hugging Face transformers, models/glm4_moe. Differences from Qwen3-MoE:
-the router chooses experts by `sigmoid(logits) + bias`, among the experts of the best groups; the output of a shared
+the router chooses experts by `sigmoid(logits) + bias`, only from the best groups of experts; the output of a shared
 expert is added without a gate; the first layers are dense; RoPE rotates half of each head; queries, keys and values
 have biases; only some models norm query and key heads.
 
@@ -35,7 +35,7 @@ from mlx_engine.weights.model import Architecture
 
 @dataclass(frozen=True)
 class Sigmoids(InGroups):
-    """The settings of a mixture whose router is DeepSeek-V3's. The defaults are GLM-4.5's."""
+    """The settings of a mixture of experts with DeepSeek-V3's router. The defaults are GLM-4.5's."""
 
     scoring: ClassVar[Scoring] = "sigmoid"
     n_experts: int = declared(Count("n_routed_experts"))

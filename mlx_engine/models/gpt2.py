@@ -2,7 +2,7 @@
 
 Paper: "Language Models are Unsupervised Multitask Learners", Radford et al., 2019. Reference: Hugging Face
 transformers, models/gpt2. Differences from Llama: learned position embeddings are added to the token embeddings; norms
-are layer norms; the linear layers of a block have biases; the FFN has no gate, and its activation is GELU.
+are layer norms; the linear layers of attention and FFN have biases; the FFN has no gate, and its activation is GELU.
 
 Paper of StarCoder: "StarCoder: may the source be with you!", arXiv 2305.06161. Reference: models/gpt_bigcode.
 Difference from GPT-2: multi-query attention, in which all query heads share one KV head.
@@ -102,7 +102,7 @@ class Model(Decoder):
 
 
 def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, transposed: bool = True) -> Plan:
-    """Return the plan of a checkpoint; `transposed` says that transformers' folders have matrices as (in, out)."""
+    """Return the plan of a checkpoint; `transposed`: whether transformers stores its matrices as (in, out)."""
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=True)
     # In folders without a head (`GPT2Model`), names have no prefix. mlx-lm writes the prefix "model.", and matrices as
@@ -110,7 +110,7 @@ def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, transpos
     stem = next((stem for stem in STEMS if f"{stem}wte.weight" in checkpoint.shapes), STEMS[0])
     table = "token_embd.weight" if checkpoint.naming == "gguf" else f"{stem}wte.weight"
     config = padded(config_type.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, table)
-    # Unused tensors of some files: each layer's causal mask and score of masked tokens; a copy of the embedding table.
+    # Unused tensors of some files: each layer's causal mask and the score of masked tokens; a copy of the embeddings.
     masks = [f"{stem}h.{i}.attn.{name}" for i in range(config.n_layers) for name in ("bias", "masked_bias")]
     unused = (*masks, "lm_head.weight") if head == "absent" else tuple(masks)
     return Plan(config, tensors(config, head, stem=stem, transposed=transposed and stem != STEMS[-1]), unused)

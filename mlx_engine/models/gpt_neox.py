@@ -1,9 +1,9 @@
 """GPT-NeoX 20B and Pythia.
 
 Paper: "GPT-NeoX-20B", arXiv 2204.06745. Reference: Hugging Face transformers, models/gpt_neox. Differences from Llama:
-attention and FFN read the same hidden states (a parallel block) and have separate norms; layer norms with biases; the
-linear layers of a block have biases; files store queries, keys and values as one matrix; RoPE rotates only a part of
-each head; the FFN has no gate, and its activation is GELU.
+attention and FFN read the same hidden states (a parallel block) and have separate norms; norms are layer norms with
+biases; the linear layers of attention and FFN have biases; files store queries, keys and values as one matrix; RoPE
+rotates only a part of each head; the FFN has no gate, and its activation is GELU.
 """
 
 from __future__ import annotations

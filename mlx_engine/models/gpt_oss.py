@@ -1,7 +1,7 @@
 """gpt-oss 20B and 120B.
 
 Paper: "gpt-oss-120b & gpt-oss-20b Model Card", arXiv 2508.10925. Reference: Hugging Face transformers, models/gpt_oss.
-Differences from Qwen3-MoE: a sink for each query head in the softmax of attention; sliding-window attention in every
+Differences from Qwen3-MoE: attention sinks (one learned softmax term per query head); sliding-window attention in every
 second layer; YaRN's ramp begins and ends at pair indices that are not rounded (llama.cpp rounds them; GGUF has no key
 for this choice); biases of all linear layers except the head; clamped SwiGLU in each expert. Experts are published in
 MXFP4.
@@ -46,7 +46,7 @@ class Config(Routed, llama.Config):
     window: int = whole("attention.sliding_window", ("sliding_window", 128))
     # By default, every second layer is local (has the window), from layer 0 on. GGUF has no key for the local layers.
     is_local: tuple[bool, ...] = layer_kinds(2)
-    attention_bias: bool = constant(False)  # not read: the rows of biases in TENSORS have no condition
+    attention_bias: bool = constant(False)  # not read: TENSORS always has the biases
 
     expected = Expected(
         gguf={"attention.causal": True},

@@ -30,7 +30,7 @@ ARCHITECTURES = ("granitemoehybrid", "granitehybrid")
 GGUF_ARCHITECTURE = "granitehybrid"
 
 ATTENTION = "full_attention"
-# Maps each name of a layer's kind in config.json to the kind. Published files have the names "attention" and "mamba";
+# Maps each name that config.json has for a kind of layer to our name. Published files have "attention" and "mamba";
 # transformers 5 writes "full_attention" and "linear_attention".
 KINDS = {"attention": ATTENTION, "full_attention": ATTENTION, "mamba": MAMBA, "linear_attention": MAMBA}
 
@@ -54,7 +54,7 @@ class Kinds(Setting):
 
 
 class HeadDim(mamba2.HeadDim):
-    """The setting of a mixer's head dim. In config.json, it is `mamba_expand * hidden_size / mamba_n_heads`."""
+    """The setting of a mixer's head dim: for config.json, `mamba_expand * hidden_size / mamba_n_heads`."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         if naming == "gguf":

@@ -38,8 +38,8 @@ from mlx_engine.kernels.cached import cached_property
 from mlx_engine.weights.adapters import adapted
 from mlx_engine.weights.parameters import Parameters
 
-# The functions below give intermediate values names such as "blk.0.q_rope". In names with one of these endings, layer 0
-# is the first layer of the pipeline stage; `distributed/leader.py` adds this layer's index in the model.
+# The functions below report intermediate values under names such as "blk.0.q_rope". In names with these endings, layer
+# 0 is the first layer of the pipeline stage; `distributed/leader.py` adds the index of this first layer in the model.
 COUNTED = ("q_rope", "k_rope", "attn_out", "attn_residual", "layer_out")
 
 
@@ -48,7 +48,7 @@ class LayerTensors(NamedTuple):
 
     Attributes:
         eps: the epsilon of the norms that the methods return.
-        layer_norms: whether norms without a bias are layer norms, not RMS norms; norms with a bias always are.
+        layer_norms: whether norms without a bias are layer norms. Norms with a bias are always layer norms.
     """
 
     p: Parameters
@@ -145,7 +145,7 @@ class Attention:
         norms: HeadNorms | RowNorms = None
         if t.has("attn_q_norm"):
             norms = t.rms_norm("attn_q_norm"), t.rms_norm("attn_k_norm")
-            # If the norm weight has size E (the head dim), each head is normed; if it is longer, the whole row is.
+            # If the norm weight has size E (the head dim), each head is normed; if longer, whole rows are normed.
             norms = norms if t.p.size(f"blk.{t.i}.attn_q_norm") == config.head_dim else RowNorms(*norms)
         return cls(
             q=q, k=k, v=v or k, gate=gate, norms=norms, rope=rope, scores=scores or Scores(config.head_dim**-0.5),
@@ -159,9 +159,9 @@ class SharedAttention:
     """Attention to the keys and values of an earlier layer.
 
     Attributes:
-        layer: the index of the layer whose keys and values are read. This is the last layer that computes keys and
-            values and has the same window. If `Stores.are_kept` is False (`backends/batch.py`), these layers share
-            memory, which then has only the last layer's keys and values.
+        layer: the index of the layer whose keys and values are read: the last layer with this window that computes keys
+            and values. It must be the last one, because layers with the same window may share memory if
+            `Stores.are_kept` is False (`backends/batch.py`).
     """
 
     q: Linear
@@ -178,7 +178,7 @@ class LatentAttention:
 
     This is the absorbed form: a head's score is `(k_b q) . latent + q_pe . k_pe`, and its output is `v_b (sum of
     weights * latents)`, with the weights of the softmax. So the matrices from latent to keys and values are applied
-    to each query, not to each cached token. Sizes: L elements of the latent; H heads; V elements of a value head; D
+    once per query, not to each cached token. Sizes: L elements of the latent; H heads; V elements of a value head; D
     hidden size. A query head has N elements that are not rotated, and R that are (in this class, R is not the number of
     wanted tokens). Source: "DeepSeek-V2", arXiv 2405.04434.
 
@@ -445,7 +445,7 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False)
 class GatedAndMixture:
-    """A gated network and a mixture of experts that both read x. The outputs are normed, added, and normed again."""
+    """A gated network and a mixture of experts that both read x. Both outputs are normed, and so is their sum."""
 
     gated: Gated
     gated_post: Norm
@@ -584,10 +584,11 @@ def decoder_layer(
         w: the layer's parameters.
         i: the layer's index.
         x: hidden states (T, D) before the layer.
-        batch: the new tokens, and the slots of their keys and values.
+        batch: the new tokens, and the places of their keys and values in the KV cache.
         want: which tokens are wanted: "every", "some" (the rows in `batch.rows`) or "none". For "none", keys and values
             (or the state) are written, and x is returned unchanged. Queries, keys and values are computed for all
-            tokens, attention and the FFN only for wanted tokens; a mixer with a state computes its output for all.
+            tokens, but attention and the FFN only for wanted tokens. A mixer with a state computes its output for all
+            tokens.
         views: the KV views of earlier layers, by layer; this layer adds its own view.
         inputs: (T, L*I), the per-layer inputs of all layers; not read if `w.input` is None.
         masks: (T, M), which of the M columns of the stacked LoRA adapters each token uses (`weights/adapters.py`).

@@ -4,8 +4,8 @@ Paper: "LFM2 Technical Report", arXiv 2511.23404. Reference: Hugging Face transf
 layer projects its input to two gates and a value, convolves the gated value over the last few tokens, and gates the
 result. Attention layers are the same as in Qwen3.
 
-Reference of the mixtures: models/lfm2_moe. The first `n_dense` layers have dense FFNs, the other layers mixtures of
-experts. The router chooses experts by `sigmoid(logits) + bias`.
+Reference of the mixtures: models/lfm2_moe. The first `n_dense` layers have dense FFNs, the other layers have
+mixtures of experts. The router chooses experts by `sigmoid(logits) + bias`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ATTENTION, CONVOLUTION = "full_attention", "conv"
 
 
 class KVHeads(Setting):
-    """The setting of each layer's number of KV heads, 0 for a convolution.
+    """The setting of each layer's number of KV heads, 0 for convolution layers.
 
     config.json has one number, and either the kind of each layer (`layer_types`) or the indices of the layers with
     attention (`full_attn_idxs`).
@@ -97,7 +97,7 @@ class FeedForward(Setting):
         return {"feed_forward_length": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the FFN size, and the adjustment's keys, which mlx-lm requires; the adjustment is turned off."""
+        """Return the FFN size, and keys that turn off its adjustment. mlx-lm requires all these keys."""
         rule = {"block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
         return {"intermediate_size": value, **rule}
 
@@ -196,7 +196,7 @@ def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, table: Tabl
 
 
 def _table(cfg: Config, checkpoint: Checkpoint, table: Table) -> Table:
-    """Return `table` with the rows of convolutions, whose stored form depends on the model's sizes."""
+    """Return `table` plus rows for the tensors of convolutions, whose stored form depends on the model's sizes."""
     D, W = cfg.hidden_size, cfg.conv_width
     projections = {
         f"blk.*.shortconv.{part}.weight": Row(

@@ -105,15 +105,15 @@ PERMUTED = {
     for part, heads in (("attn_q", "H"), ("attn_k", "G"))
     for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
 }
-# Table rows for architectures whose rotary pairs are (2j, 2j + 1) in GGUF files and in folders. The rows of each head's
-# matrix are reordered on load.
+# Table rows for architectures whose rotary pairs are (2j, 2j + 1) in GGUF files and in folders. The rows of each head
+# are reordered on load.
 INTERLEAVED = {
     name: replace(TENSORS[name], rotated=heads, interleaved=True)
     for part, heads in (("attn_q", "H"), ("attn_k", "G"))
     for name in (f"blk.*.{part}.weight", f"blk.*.{part}.bias")
 }
 # Table rows for architectures that rotate only the first n rows of each head, and whose files have the pairs
-# (j, j + n/2). The rows are reordered on load.
+# (j, j + n/2). The rows of each head are reordered on load.
 PARTLY_ROTATED = {name: replace(row, interleaved=False) for name, row in INTERLEAVED.items()}
 # The biases of layer norms, for architectures that have them.
 NORM_BIASES = {
@@ -124,7 +124,7 @@ NORM_BIASES = {
 
 
 def renamed(table: Table, names: Mapping[str, str]) -> dict[str, Row]:
-    """Return the table with its Hugging Face names changed: each key of `names` is replaced by its value."""
+    """Return the table with other Hugging Face names: in each name, `names` maps each old part to the new part."""
     made = dict(table)
     for part, other in names.items():
         made = {name: replace(row, hf=row.hf.replace(part, other)) for name, row in made.items()}

@@ -31,7 +31,7 @@ ARCHITECTURES = ("llama4_text", "llama4")
 GGUF_ARCHITECTURE = "llama4"
 # The default number of tokens per chunk. GGUF has no key for this number.
 CHUNK = 8192
-# Keys next to `text_config` in config.json that are ignored; `plan` checks `tie_word_embeddings`.
+# Keys that config.json may have next to `text_config`. `plan` checks `tie_word_embeddings`; the others are not read.
 AROUND_TEXT = {*ministral3.AROUND_TEXT, "boi_token_index", "eoi_token_index", "tie_word_embeddings"}
 # The number of experts of Llama 4 Maverick, whose heads are not normed. GGUF has no key for `use_qk_norm`, so in a GGUF
 # file, heads are normed unless the model has this number of experts.

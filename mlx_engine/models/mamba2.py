@@ -2,8 +2,8 @@
 
 Paper: "Transformers are SSMs", arXiv 2405.21060. Reference: Hugging Face transformers, models/mamba2. A layer projects
 its normed hidden states to a gate, to time steps, and to the inputs x, B and C of a state space model. x, B and C are
-convolved over the last few tokens. The output is gated, then normed. There is no attention and no FFN. Hybrid models
-with Mamba2 mixers import `Sizes`, `HeadDim`, `rows` and `mixer` from this file.
+convolved over the last few tokens. The output of the state space model is gated, then normed. There is no attention and
+no FFN. Hybrid models with Mamba2 mixers import `Sizes`, `HeadDim`, `rows` and `mixer` from this file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MAMBA = "mamba"
 
 @dataclass(frozen=True)
 class HeadDim(Setting):
-    """The setting of a mixer's head dim. GGUF files instead have the width of all heads, which `Sizes.to_gguf` writes.
+    """The setting of a mixer's head dim. GGUF files have the width of all heads together (`Sizes.to_gguf`).
 
     Attributes:
         hf: the key in config.json.

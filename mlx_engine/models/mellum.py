@@ -1,7 +1,7 @@
 """Mellum 2.
 
-Reference: Hugging Face transformers, models/mellum. Difference from Qwen3-MoE: some layers, the local ones, have
-sliding-window attention, and settings of the rotary embedding that differ from those of the other layers.
+Reference: Hugging Face transformers, models/mellum. Difference from Qwen3-MoE: some layers are local. Local
+layers have sliding-window attention, and other settings of the rotary embedding than the layers with full attention.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GGUF_ARCHITECTURE = "mellum"
 
 @dataclass(frozen=True)
 class Config(qwen3.MoeConfig):
-    """Qwen3-MoE's settings. In local layers, a token attends to the last `window` tokens.
+    """Qwen3-MoE's settings. In local layers, a token attends to itself and the `window - 1` tokens before it.
 
     If `window` is 0, no layer is local.
     """

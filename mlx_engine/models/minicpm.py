@@ -22,13 +22,16 @@ GGUF_ARCHITECTURE = "minicpm"
 
 @dataclass(frozen=True)
 class Multiplier(Setting):
-    """The setting of a multiplier or divisor, computed from a number in config.json and a size of the model.
+    """The setting of a multiplier or divisor.
+
+    GGUF files have its value. config.json has a number, and the value is `number / size` or `size / number`, where the
+    size follows from other settings.
 
     Attributes:
-        gguf: the GGUF key of the multiplier or divisor.
+        gguf: the GGUF key of the value.
         hf: the key of the number in config.json. The default of the number is 1.
         size: a function that returns the size, given a config.
-        power: 1 if the value is `number / size`, -1 if the value is `size / number`.
+        power: 1 for `number / size`, -1 for `size / number`.
     """
 
     gguf: str

@@ -1,9 +1,9 @@
 """MiniCPM3.
 
 Reference: Hugging Face transformers, models/minicpm3. Differences from DeepSeek-V2: all layers are dense; RoPE rotates
-the pairs (j, j + R/2) of the R rotated elements, in folders and GGUF files; its scaling rule may be LongRoPE; the
-embeddings and the outputs of attention and FFN are multiplied by constants, and the logits are divided by one. GGUF
-has no keys for these constants.
+the pairs (j, j + R/2) of the R rotated elements, in folders and GGUF files; the RoPE scaling rule may be LongRoPE; the
+embeddings and the outputs of attention and FFN are multiplied by constants, and the logits are divided by a constant.
+GGUF has no keys for these constants.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Config(deepseek.Latent):
         return self.hidden_size / self.base_width
 
     def to_gguf(self) -> dict[str, object]:
-        """Return this config as GGUF keys, with head dims under `key_length` and `value_length`, not `..._mla`."""
+        """Return this config as GGUF keys. Head dims have the keys `key_length` and `value_length`, without `_mla`."""
         keys = {key: value for key, value in super().to_gguf().items() if not key.endswith("_mla")}
         lengths = {"key_length": self.nope_dim + self.rope_dim, "value_length": self.value_dim}
         return {

@@ -1,7 +1,7 @@
 """MiniMax-M2.
 
 Reference: Hugging Face transformers, models/minimax_m2. Differences from Qwen3-MoE: the router chooses experts by
-`sigmoid(logits) + bias`; queries and keys are normed as whole rows, not per head; RoPE rotates only a part of
+`sigmoid(logits) + bias`; queries and keys are normed over all heads together, not per head; RoPE rotates only a part of
 each head.
 """
 
@@ -22,7 +22,7 @@ GGUF_ARCHITECTURE = "minimax-m2"
 
 
 def softmax_alone(s: Settings, key: str, config: Any) -> None:
-    """Check that `attn_type_list`, if present, has 1 (softmax attention) for every layer; 0 means linear attention."""
+    """Check that `attn_type_list`, if present, has 1 (softmax attention), not 0 (linear attention), for every layer."""
     kinds = s.flags(key, config.n_layers)
     if kinds is not None and not all(kinds):
         raise s.error(key, "1 for every layer", list(map(int, kinds)))

@@ -1,8 +1,8 @@
 """Ministral 3, and the text models of Mistral Small 3.1 and later.
 
 Reference: Hugging Face transformers, models/ministral3 and models/mistral3. Differences from Llama: YaRN, and queries
-that are scaled by a factor that grows with the position (Llama 4's attention scaling). In folders of
-models that also read images, the settings of the text model are under `text_config`; the image encoder is ignored.
+that are scaled by a factor that grows with the position (Llama 4's attention scaling). In folders of models that also
+read images, the settings of the text model are under `text_config`; the image encoder is ignored.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def text_plan(
     planned: Callable[[Checkpoint, Settings | None], Plan],
     around: Collection[str] = AROUND_TEXT,
 ) -> Plan:
-    """Return the plan of the text model in a folder that may also have an image encoder.
+    """Return the plan of the text model: its config, and the tensors that it needs.
 
     Args:
-        checkpoint: the checkpoint, perhaps with an image encoder.
-        planned: a function that returns the plan of the text model. Its arguments: the checkpoint with the text model's
-            tensors alone; and the settings under `text_config`, or None if the checkpoint has no `text_config`.
+        checkpoint: a GGUF file of the text model, or a folder that may also have an image encoder.
+        planned: a function that returns the plan, given a checkpoint that has only the text model's tensors, named as
+            in a folder of the text model alone, and the settings under `text_config` (None without `text_config`).
         around: the keys next to `text_config` that do not change the text model.
 
     Raises:

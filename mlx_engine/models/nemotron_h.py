@@ -3,7 +3,7 @@
 Paper: "Nemotron-H", arXiv 2504.03624. Reference: Hugging Face transformers, models/nemotron_h. Attention has no rotary
 embedding. FFNs and experts have no gate; their activation is the square of ReLU. In Nemotron 3, each FFN is a mixture
 of experts plus a shared expert; the router chooses experts by `sigmoid(logits) + bias`. transformers 5 clamps Mamba2's
-time steps to at least `time_step_min`; this engine, the published code, llama.cpp and mlx-lm do not.
+time steps to at least `time_step_min`; this engine, NVIDIA's published code, llama.cpp and mlx-lm do not.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ ARCHITECTURES = ("nemotron_h", "nemotron_h_moe")
 GGUF_ARCHITECTURE = "nemotron_h"
 
 ATTENTION, MLP, MOE = "full_attention", "mlp", "moe"
-# Map each word of config.json's list `layers_block_type`, and each letter of its string `hybrid_override_pattern`, to
-# the kind of a layer.
+# WORDS maps each word in config.json's list `layers_block_type` to the kind of a layer. LETTERS does so for each letter
+# in config.json's string `hybrid_override_pattern`.
 WORDS = {
     "mamba": MAMBA, "linear_attention": MAMBA, "attention": ATTENTION, "full_attention": ATTENTION, "mlp": MLP,
     "moe": MOE,
@@ -80,7 +80,7 @@ def kinds_of(s: Settings) -> tuple[str, ...]:
 
 
 class Layers(Setting):
-    """The setting of the number of layers; in config.json it is the length of the pattern or list of layer kinds."""
+    """The setting of the number of layers. For config.json, `read` counts the layer kinds in its pattern or list."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         n = s.whole("block_count") if naming == "gguf" else len(kinds_of(s))
@@ -125,15 +125,15 @@ def head_size(s: Settings, key: str, default: Any) -> int:
 
 
 def unread(s: Settings, key: str, config: Any) -> None:
-    """Accept any number for a setting of rotary embedding, because attention has no rotary embedding."""
+    """Accept any number >= 0 for a setting of rotary embedding, because attention has no rotary embedding."""
     s.number_or_zero(key)
 
 
 def of_expert_groups(n_used: int, known: Any) -> str | None:
     """Check `n_groups_used` with `of_groups`.
 
-    `of_groups` reads the number of expert groups from a field `n_groups`. In the config of this file, `n_groups` is the
-    number of Mamba2's groups, so `of_groups` gets another object.
+    `of_groups` reads the number of expert groups from a field `n_groups`. In `SparseConfig`, `n_groups` is the number
+    of Mamba2's groups. So `of_groups` gets an object whose `n_groups` is `n_expert_groups`.
     """
     sizes = {"n_experts": known.n_experts, "n_experts_used": known.n_experts_used, "n_groups": known.n_expert_groups}
     return of_groups(n_used, SimpleNamespace(**sizes))

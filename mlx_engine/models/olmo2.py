@@ -2,9 +2,8 @@
 
 Papers: "2 OLMo 2 Furious", arXiv 2501.00656; "Olmo 3", arXiv 2512.13961. Reference: Hugging Face transformers,
 models/olmo2 and models/olmo3. Differences from Llama: the outputs of attention and FFN are normed, not their inputs;
-queries and keys are normed as whole rows before they are split into heads. In OLMo 3, most layers are local: they have
-sliding-window attention and never YaRN; the layers with full attention may have YaRN. GGUF has one architecture for
-OLMo 2 and 3.
+queries and keys are normed over all heads together. In OLMo 3, most layers are local: they have sliding-window
+attention and never YaRN; the layers with full attention may have YaRN. GGUF has one architecture for OLMo 2 and 3.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ GGUF_ARCHITECTURE = "olmo2"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's settings. In a local layer, a token attends to the last `window` tokens.
+    """The config of OLMo 3. In a local layer, a token attends to itself and the `window - 1` tokens before it.
 
     If `window` is 0, no layer is local.
     """

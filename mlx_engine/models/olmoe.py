@@ -1,8 +1,8 @@
 """OLMoE.
 
 Paper: "OLMoE: Open Mixture-of-Experts Language Models", arXiv 2409.02060. Reference: Hugging Face transformers,
-models/olmoe. Differences from Qwen3-MoE: queries and keys are normed as whole rows, not per head; the router's top-k
-weights are not renormalised by default.
+models/olmoe. Differences from Qwen3-MoE: queries and keys are normed over all heads together, not per head; the
+router's top-k weights are not renormalised by default.
 """
 
 from __future__ import annotations

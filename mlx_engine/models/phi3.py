@@ -2,8 +2,9 @@
 
 Papers: "Phi-3 Technical Report", arXiv 2404.14219; "Phi-4-Mini Technical Report", arXiv 2503.01743. Reference: Hugging
 Face transformers, models/phi3. Differences from Llama: files store the projections of queries, keys and values as one
-matrix, and those of gate and up as another; some releases have the RoPE scaling rule LongRoPE; some have sliding-window
-attention, which llama.cpp ignores; in Phi-4-mini, RoPE rotates only the first three quarters of each head.
+matrix, and the FFN's projections gate and up as another; some releases have the RoPE scaling rule LongRoPE; some have
+sliding-window attention, which llama.cpp ignores; in Phi-4-mini, RoPE rotates only the first three quarters of each
+head.
 """
 
 from __future__ import annotations

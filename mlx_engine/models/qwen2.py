@@ -36,8 +36,8 @@ class Config(llama.Config):
     context_length: int = chunked_context()
     rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
     beyond_chunk: int | None = beyond_chunk()
-    # False: the output projection has no bias. Queries, keys and values have biases: in `TENSORS`, the rows of these
-    # biases do not depend on this field.
+    # False, because the output projection has no bias. Queries, keys and values always have biases: in `TENSORS`, the
+    # rows of these biases do not depend on this field.
     attention_bias: bool = constant(False)
 
     expected = Expected(

@@ -4,7 +4,7 @@ Paper: "Qwen3 Technical Report", arXiv 2505.09388. Reference: Hugging Face trans
 Llama: queries and keys are RMS-normed per head before rotary embedding; head_dim is a separate setting, not
 hidden_size / n_heads; small models tie the LM head to the embedding table.
 
-Qwen3-MoE: in transformers, models/qwen3_moe. The FFN of every layer is a mixture of experts.
+Reference of Qwen3-MoE: models/qwen3_moe. The FFN of every layer is a mixture of experts.
 """
 
 from __future__ import annotations

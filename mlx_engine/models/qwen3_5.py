@@ -1,10 +1,10 @@
 """The text model of Qwen3.5 and Qwen3.6, dense and with a mixture of experts.
 
 Reference: Hugging Face transformers, models/qwen3_5. Three of four layers are gated delta networks ("Gated Delta
-Networks", arXiv 2412.06464). They have a convolution over queries, keys and values; their state is a matrix per value
-head. The other layers have Qwen3's attention with two differences: RoPE rotates only the first quarter of each head,
-and the output is multiplied by a sigmoid gate. Folders of transformers store norm weights minus 1, except in delta
-networks.
+Networks", arXiv 2412.06464). They have a convolution over queries, keys and values. Their recurrent state is a matrix
+per value head, and the last inputs of the convolution. The other layers have Qwen3's attention with two differences:
+RoPE rotates only the first quarter of each head, and the output is multiplied by a sigmoid gate. Folders of
+transformers store norm weights minus 1, except in delta networks.
 
 Reference of the mixtures: models/qwen3_5_moe. Every FFN is a mixture of experts plus a shared expert with a sigmoid
 gate, as in Qwen2-MoE. The weights of a token's experts add up to 1.
@@ -136,8 +136,8 @@ HEAD = "lm_head.weight"
 
 # A function of (config, checkpoint, whether mlx-lm wrote the checkpoint) that returns a delta network's table rows.
 DeltaRows: TypeAlias = Callable[[Any, Checkpoint, bool], dict[str, Row]]
-# A function of (config, checkpoint, module of the FFN in a folder) that returns the expert tensors of the layer of
-# multi-token prediction (MTP).
+# A function of (config, checkpoint, module of the FFN in a folder) that returns the expert tensors of the MTP layer
+# (multi-token prediction).
 ExtraExperts: TypeAlias = Callable[[Any, Checkpoint, str], list[Tensor]]
 
 # The table rows of the embedding, the head, and the norms before mixers, FFNs and the head.
@@ -175,7 +175,8 @@ def rows_of(
 def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool, delta: DeltaRows) -> Table:
     """Return the tensor table of a checkpoint. If `is_dense`, the table also has the rows of the FFN."""
     conv = next((shape for name, shape in checkpoint.shapes.items() if name.endswith("conv1d.weight")), (0, 0, 0))
-    # mlx-lm writes the weight of a convolution as (C, W, 1), not (C, 1, W), and adds 1 to norm weights.
+    # mlx-lm writes the weight of a convolution (C channels, W tokens) as (C, W, 1), not (C, 1, W), and adds 1 to norm
+    # weights.
     is_mlx = checkpoint.naming == "hf" and conv[-1] == 1 and cfg.conv_width > 1
     found = {**EVERYWHERE, **(DENSE if is_dense else {}), **_attention(cfg), **delta(cfg, checkpoint, is_mlx)}
     if is_mlx:
@@ -191,8 +192,9 @@ def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool, delta: DeltaRows)
 def extra_tensors(cfg: Any, checkpoint: Checkpoint, table: Table, experts: ExtraExperts | None) -> list[Tensor]:
     """Return the tensors of the MTP layer; `experts` is None for dense models.
 
-    The list is empty unless the checkpoint has exactly one MTP layer, with all tensors, and without its own embedding
-    table or head. In folders the layer is the module `mtp`, in GGUF files the layer with index `n_layers`.
+    The list is empty unless the checkpoint has exactly one MTP layer, and all tensors of this layer. It is also empty
+    if the MTP layer has an embedding table or a head. In folders, the MTP layer is the module `mtp`; in GGUF files, it
+    is the layer with index `n_layers`.
     """
     i, prefix = cfg.n_layers, next((name[: -len(FC)] for name in checkpoint.shapes if name.endswith(FC)), "")
     plus = table["output_norm.weight"].plus
@@ -384,8 +386,8 @@ def plan(
 ) -> Plan:
     """Return the config and the expected tensors of a checkpoint, without the experts of decoder layers.
 
-    `experts` returns the expert tensors of the MTP layer; None for dense models. `delta` returns the table rows of
-    delta networks.
+    `experts` is a function that returns the expert tensors of the MTP layer, or None for dense models. `delta` returns
+    the table rows of delta networks.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
@@ -448,7 +450,7 @@ NAMES = Names(is_fused=True)
 
 
 def of_extra(cfg: MoeConfig, checkpoint: Checkpoint, block: str) -> list[Tensor]:
-    """Return the expert tensors of the MTP layer; `block` is the module of its FFN in a folder."""
+    """Return the expert tensors of the MTP layer; `block` is the module of the layer's FFN in a folder."""
     i = cfg.n_layers
     made = expert_tensors(cfg, checkpoint, NAMES, cfg.intermediate_size, i, [block])
     return [*made, *shared_tensors(cfg.hidden_size, cfg.shared_size, i, f"{block}.{NAMES.shared}")]

@@ -31,7 +31,7 @@ GGUF_ARCHITECTURE = "qwen3next"
 
 
 class RotaryBase(qwen3_5.RotaryBase):
-    """The base of the rotary frequencies. Unlike GGUF files of Qwen3.5, these have no `rope.dimension_sections`."""
+    """The base of the rotary frequencies. GGUF files of Qwen3-Next have no `rope.dimension_sections`."""
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
         return {"rope.freq_base": value}
@@ -60,9 +60,9 @@ class Config(qwen3_5.MoeConfig):
 
 def _delta(cfg: Config, checkpoint: Checkpoint, is_mlx: bool) -> dict[str, Row]:
     G, E, P, r = cfg.n_key_heads, cfg.key_dim, cfg.value_dim, cfg.n_value_heads // cfg.n_key_heads
-    # `parts` maps each part to (first row, number of rows) within the rows of a key head. For each key head, the first
-    # matrix has the query "q", the key "k", r value heads "v" and r gates "z"; the second matrix has r rows of beta "b"
-    # and r rows of alpha "a".
+    # For each key head, the first matrix has the rows of the query "q", the key "k", r value heads "v" and r gates "z";
+    # the second matrix has r rows of beta "b" and r rows of alpha "a". `parts` maps each letter to (first row, number
+    # of rows); rows are counted from the key head's first row in the matrix.
     parts = {"q": (0, E), "k": (E, E), "v": (2 * E, r * P), "z": (2 * E + r * P, r * P), "b": (0, r), "a": (r, r)}
     size = {part: 2 * r if part in "ba" else 2 * E + 2 * r * P for part in parts}
 

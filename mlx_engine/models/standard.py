@@ -6,10 +6,10 @@ The module of such an architecture needs only settings and a tensor table:
     plan = standard.plan(Config, TENSORS)
 
 The config derives from `ConfigBase`, or from `Routed` (`weights/experts.py`) if the model has experts. Its optional
-fields are `window`, the attention window in tokens; `is_local`, whether each layer has the window; `has_rope`, whether
-each layer has rotary embedding; `local_rope`, the rotary embedding of layers with a window; `activation`;
-`logit_scale`; `logit_softcap`; and `rope_dim`, the size of the part of a head to which `rope` is applied (by default
-`head_dim`). `with_mixture` lists further fields for experts.
+fields are `window`, the attention window in tokens; `is_local`: for each layer, whether it has the window (by default,
+all layers have it); `has_rope`: for each layer, whether it has rotary embedding; `local_rope`, the rotary embedding of
+layers with a window; `activation`; `logit_scale`; `logit_softcap`; and `rope_dim`, the size of the part of a head to
+which `rope` is applied (by default `head_dim`). `with_mixture` lists further fields for experts.
 
 A layer has the norms and biases whose tensors are in the file. Its FFN is a mixture of experts if there is a router
 tensor, else gated if there is a gate tensor, else plain.
@@ -79,7 +79,7 @@ def has_rope(config: Any) -> tuple[bool, ...]:
 
 
 def feed_forward(t: LayerTensors, config: Any) -> FeedForward:
-    """Return the FFN of a layer. An FFN parallel to attention has the norm of attention if there is no `ffn_norm`."""
+    """Return the FFN of a layer. If the FFN is parallel to attention and has no `ffn_norm`, its norm is `attn_norm`."""
     activation: Any = getattr(config, "activation", "silu")
     name = "attn_norm" if config.is_parallel and not t.has("ffn_norm") else "ffn_norm"
     if t.has("ffn_gate_inp"):
@@ -132,9 +132,9 @@ def plan(
 def with_mixture(made: Plan, checkpoint: Checkpoint, names: Names) -> Plan:
     """Add to the plan `made` the tensors of router and experts, and of shared experts if the config has any.
 
-    If the config has `n_shared`, all shared experts are stored as one wider expert, whose output is added without a
-    gate. If the config has `shared_size`, there is a shared expert of this size with a gate. `expert_size` is the FFN
-    size of one expert, by default `intermediate_size`.
+    `expert_size` is the FFN size of one expert, by default `intermediate_size`. If the config has `n_shared`, the
+    number of shared experts, these are stored as one expert of `n_shared` times this size, without a gate. If the
+    config has `shared_size`, there is one shared expert of this FFN size, with a gate.
     """
     cfg: Any = made.config
     size, n_shared = getattr(cfg, "expert_size", cfg.intermediate_size), getattr(cfg, "n_shared", 0)

@@ -1,8 +1,8 @@
 """The profiler: measures the time of each operation, and sums times per operation, per layer, and per phase of a pass.
 
 A span is one run of an operation. Spans nest: the span of a block (an operation composed of primitives) contains the
-spans of its primitives. A span's own time excludes the spans inside it, so own times add up to the time of the
-outermost spans without profiling overhead, whichever operations a backend fuses.
+spans of its primitives. A span's own time excludes the spans inside it and profiling overhead. So the sum of all own
+times is the time of the outermost spans minus overhead, whether or not a backend fuses operations.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Span:
         op: the name of the operation.
         layer: None outside of the layers.
         part: the name of the operation's first parameter without its layer number ("attn_norm"). An operation
-            without parameters has the `part` of the previous operation. Outside of the layers, it is "".
+            without parameters has the `part` of the previous operation. Outside of the layers, `part` is "".
         phase: embedding, layers, norm, projection or sampling.
         inner: seconds of the spans inside this span, and of profiling overhead (`Profiler.unnoticed`).
         own: seconds of this span, without `inner`.
         counted: the cost of the spans inside this span.
         cost: the cost of this span, without `counted`.
-        role: the operation's name in bottleneck reports: its linear layers' names ("attn_q+k+v"), or else `op`.
+        role: the operation's name in bottleneck reports, such as "attn_q+k+v" for the product with these matrices.
     """
 
     op: str
@@ -82,7 +82,7 @@ class Span:
 
 
 class Profiler:
-    """Adds up all spans of a run in `ops`, `layers` and `phases`. With `keep`, `take_spans` returns every span."""
+    """Adds up all spans of a run in `ops`, `layers` and `phases`. With `keep`, also keeps them for `take_spans`."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, *, keep: bool = False) -> None:
         self._clock, self._keep = clock, keep
@@ -120,7 +120,7 @@ class Profiler:
             self.phases[span.phase] += span.own
 
     def record(self, span: Span, cost: Cost) -> None:
-        """Add an ended span to the sums. `cost` includes the spans inside, which have been added already."""
+        """Add an ended span to the sums. `cost` includes the cost of the spans inside it, which are already added."""
         span.cost = cost.without(span.counted)
         self.ops[span.op].add(span.own, span.cost)
         self.layers[span.layer].add(span.own, span.cost)

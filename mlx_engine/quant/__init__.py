@@ -4,7 +4,7 @@ Each readable format of GGUF has a function `dequantize_*` in one of the other m
 (n, block bytes) uint8, to weights, (n, block size) float32. Formats that this project can write also have the inverse
 function, `quantize_*`. This module applies the function of a type to a tensor piece by piece, so that temporary arrays
 stay small. Dequantised values are bit-identical to those of the `gguf` package and of MLX; `groups.dequantize_group`
-describes the exception, 16-bit scales of MLX.
+describes the exception: weights in MLX's types with 16-bit scales.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Quantize = Callable[[NDArray[np.float32]], NDArray[np.uint8]]
 
 
 def _by_type(prefix: str) -> dict[str, Any]:
-    """Map the name of each type, such as "Q4_K", to its function, whose name is `prefix` and the type in lower case."""
+    """Return a dict that maps the name of each type, such as "Q4_K", to its function, such as `{prefix}q4_k`."""
     modules = (floats, legacy, k_quants, low_bit)
     functions = {name: function for module in modules for name, function in vars(module).items()}
     return {name.removeprefix(prefix).upper(): of for name, of in functions.items() if name.startswith(prefix)}

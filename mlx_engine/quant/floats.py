@@ -38,7 +38,7 @@ def dequantize_bf16(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def quantize_bf16(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Round (n, 1) values to (n, 2) bytes. A NaN becomes quiet: rounding its mantissa could give infinity or zero."""
+    """Round (n, 1) values to (n, 2) bytes. A NaN becomes a quiet NaN: rounding could give infinity or zero."""
     bits = values.view(np.uint32)
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     quiet = (bits | np.uint32(0x00400000)) >> np.uint32(16)

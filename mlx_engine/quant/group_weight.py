@@ -4,10 +4,10 @@ A file of MLX stores such a weight as separate tensors: its quants, scales and, 
 conversions are:
 
 - Q8_0, Q4_0 and Q4_1 become groups of 32 in MLX's mode "affine", whose quants are unsigned. In Q8_0 and Q4_0, a weight
-  is d * q with the scale d and a signed quant q. In MLX, its quant is q + z with an offset z (`OFFSETS`), and its bias
+  is d * q with the scale d and a signed quant q. In MLX, the quant is q + z with an offset z (`OFFSETS`), and the bias
   is -z * d: `d * q = d * (q + z) - z * d`. Scales and biases are float32, in which both products are exact.
-- MXFP4 only changes the order of the quants in a block (`packing.py`). GGUF's order is "in halves"; the order of MLX
-  and of Hugging Face's folders of gpt-oss is "in pairs". The quant that means -0 in MLX means 0 in GGUF.
+- For MXFP4, only the order of the quants in a block changes (`packing.py`). GGUF's order is "in halves"; the order of
+  MLX and of Hugging Face's folders of gpt-oss is "in pairs". The quant that means -0 in MLX means 0 in GGUF.
 """
 
 from __future__ import annotations
@@ -159,11 +159,11 @@ EXACT: Mapping[str, GroupType] = {
     "Q4_0": affine(4, 32, "F32"),
     "Q4_1": affine(4, 32, "F32"),
 }
-# Maps the types with signed quants to the offset z (see the docstring of this module).
+# Maps the name of each type with signed quants to the offset z (see the docstring of this module).
 OFFSETS = {"Q8_0": 128, "Q4_0": 8}
 
 GGUF, MLX = BY_NAME["MXFP4"], fixed("mxfp4")
-# The only scale byte of MXFP4 whose value differs: infinity in MLX, 2 ** 128 in GGUF.
+# The only scale byte of MXFP4 that MLX and GGUF read differently: it is infinity in MLX, and 2 ** 128 in GGUF.
 _UNLIKE = 255
 # The number of groups that are converted at a time, so that temporary arrays take only a few megabytes.
 _PART = 1 << 17
@@ -194,7 +194,8 @@ def in_groups(weight: Weight) -> Weight:
 def _in_order(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Convert the quants of GGUF blocks to unsigned quants in MLX's order.
 
-    GGUF's 8-bit quants are signed bytes. Its 4-bit quants are unsigned already, and in halves (`packing.py`).
+    Q8_0 stores signed bytes; the XOR adds 128. Q4_0 and Q4_1 store 4-bit numbers that are unsigned already (in Q4_0,
+    the signed quant plus 8), in the order "in halves".
     """
     if bits == 8:
         return packed ^ np.uint8(0x80)

@@ -26,10 +26,10 @@ from mlx_engine.quant.types import BY_NAME, GGMLType
 Mode: TypeAlias = Literal["affine", "mxfp4", "mxfp8", "nvfp4"]
 MODES: tuple[str, ...] = get_args(Mode)
 AFFINE_BITS, AFFINE_GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
-# {mode: (bits, group size)} of the modes in which MLX supports only one number of bits and one group size.
+# Maps each mode in which MLX supports only one number of bits and one group size to (bits, group size).
 FIXED = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
-# `FLOATS` has the types of scales and biases in the mode "affine", and `BYTE` is the type of scales in the other modes,
-# spelled as in safetensors.
+# `FLOATS` has the types of scales and biases in the mode "affine", and `BYTE` is the type of scales in the other modes.
+# The types are named as in safetensors.
 FLOATS, BYTE = ("F16", "BF16", "F32"), "U8"
 
 
@@ -72,7 +72,7 @@ class GroupType(GGMLType):
 
 
 def affine(bits: int, group: int, scale: str) -> GroupType:
-    """Return the type of mode "affine" with these bits, group size and type of scales."""
+    """Return the type of the mode "affine" with `bits` bits per quant, the group size, and the type of scales."""
     layout = blocks.group(group, bits, scale, has_biases=True)
     return GroupType(-1, f"AFFINE{bits}_G{group}_{scale}", group, layout.itemsize, "affine", bits, scale)
 

@@ -34,9 +34,9 @@ def dequantize_q2_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def dequantize_q3_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 110) bytes to (n, 256) weights: 16 groups of 16, 3-bit quants minus 4, 6-bit scales minus 32.
 
-    Each 32 bytes of `qs` hold the low two bits of 128 weights, the first 32 in the lowest bits. Bit `j` of the 32 bytes
-    `hmask` is the third bit of weights `32 j` to `32 j + 31`. The first 8 bytes of `scales` hold the low four bits of
-    16 scales, the last 4 bytes their high two bits.
+    Each 32 bytes of `qs` hold the low two bits of 128 quants, those of the first 32 in the lowest bits. Bit `j` of the
+    32 bytes `hmask` is the third bit of quants `32 j` to `32 j + 31`. The first 8 bytes of `scales` hold the low four
+    bits of 16 scales, and the last 4 bytes hold their high two bits.
     """
     block = blocks.view(layout.Q3_K)[:, 0]
     low = bit_fields(block["qs"].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
@@ -100,8 +100,9 @@ def _quantized(
 def dequantize_q6_k(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 210) bytes to (n, 256) weights: 16 groups of 16, 6-bit quants minus 32, signed 8-bit scales.
 
-    For each half of the block (128 weights), 64 bytes of `ql` hold the low four bits of the quants, the first 64 in the
-    low halves of the bytes. 32 bytes of `qh` hold the high two bits, the first 32 in the lowest bits.
+    For each half of the block (128 weights), 64 bytes of `ql` hold the low four bits of the quants, those of the
+    first 64 in the low halves of the bytes. 32 bytes of `qh` hold the high two bits, those of the first 32 in the
+    lowest bits.
     """
     block = blocks.view(layout.Q6_K)[:, 0]
     low = bit_fields(block["ql"].reshape(-1, 2, 64), 4).reshape(-1, 16, 16)

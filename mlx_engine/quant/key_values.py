@@ -24,13 +24,13 @@ def default_type(activations: str) -> str:
 
 
 def types_text(activations: str, kv_type: str) -> str:
-    """Return the types that differ from the defaults, for reports: ", activations i16, keys and values q8_0"."""
+    """Return the types that differ from the defaults for a report, as in ", activations i16, keys and values q8_0"."""
     text = "" if activations == "f32" else f", activations {activations}"
     return text if kv_type == default_type(activations) else f"{text}, keys and values {kv_type}"
 
 
 def fits(head_dim: int, type_: str) -> bool:
-    """Return whether rows of `head_dim` numbers fill whole blocks of the type."""
+    """Return whether a row of `head_dim` numbers fills whole blocks of the type."""
     return head_dim % BY_NAME[type_.upper()].block_size == 0
 
 
@@ -40,7 +40,7 @@ def row_nbytes(head_dim: int, type_: str) -> int:
 
 
 def row_length(head_dim: int, type_: str) -> int:
-    """Return the number of elements (of `DTYPES[type_]`) of a row in a store."""
+    """Return the length of a row in a store, in elements of `DTYPES[type_]`."""
     return row_nbytes(head_dim, type_) // np.dtype(DTYPES[type_]).itemsize
 
 

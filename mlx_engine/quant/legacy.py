@@ -9,8 +9,8 @@ In a block, 32 weights share a float16 scale `d` and, in the types that end in `
   `qh` is the fifth bit of quant `i`.
 - Q5_1: 5 bits in the same order, `weight = d * q + m`.
 
-Quantising to Q5_0 and Q5_1 gives smaller errors than in ggml, because several scales are tried. For these two types,
-a weight that is NaN or infinite raises ValueError.
+Q5_0 and Q5_1 have smaller errors here than in ggml, because several scales are tried (`scale_search.py`). For these
+two types, a weight that is NaN or infinite raises ValueError.
 
 Source: `quantize_row_*_ref` and `dequantize_row_*`,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-quants.c
@@ -40,7 +40,7 @@ def dequantize_q8_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 34) bytes to (n, 32) weights, `d * q`."""
     block = blocks.view(layout.Q8_0)[:, 0]
     weights: NDArray[np.float32] = block["qs"].astype(np.float32)
-    with np.errstate(invalid="ignore"):  # an infinite scale times a quant of 0, and a signalling NaN, are invalid
+    with np.errstate(invalid="ignore"):  # NumPy would warn of infinity * 0, and of a scale that is a signalling NaN
         weights *= block["d"].astype(np.float32)[:, None]
     return weights
 
@@ -52,7 +52,8 @@ def quantize_q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     infinite or NaN, the quants are 0. If only the float16 scale is infinite, the quants stay as computed.
     """
     blocks = np.empty(len(values), layout.Q8_0)
-    with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 127 * 65,504 overflow float16; 0 * infinity
+    # If a magnitude is above 127 * 65,504, the scale overflows float16. If a weight is infinite, infinity * 0 is NaN.
+    with np.errstate(over="ignore", invalid="ignore"):
         scale = block_maximum(np.abs(values)) / np.float32(127)
         factor = inverse(scale)
         quants = round_half_away(values * factor)
@@ -75,7 +76,8 @@ def quantize_q4_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     So the scale d has the opposite sign of this weight. Weights with the sign of d are clipped at 7 * d.
     """
     blocks = np.empty(len(values), layout.Q4_0)
-    with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 8 * 65,504 overflow float16; 0 * infinity
+    # If a magnitude is above 8 * 65,504, the scale overflows float16. If a weight is infinite, infinity * 0 is NaN.
+    with np.errstate(over="ignore", invalid="ignore"):
         scale = _extreme(values) / np.float32(-8)
         factor = inverse(scale)
         quants = values * factor
@@ -91,7 +93,7 @@ def _extreme(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return (n, 1): the value of largest magnitude in each block; of values with equal magnitude, the first one."""
     high, low = block_maximum(values), block_minimum(values)
     extreme = np.where(high > -low, high, low)
-    # Blocks whose largest and smallest values have equal magnitudes, or that have NaN.
+    # `tied` are the blocks with NaN, and the blocks whose largest and smallest values have equal magnitudes.
     tied = np.flatnonzero(~((high > -low) | (high < -low)))
     rows = values[tied]
     extreme[tied] = np.take_along_axis(rows, np.abs(rows).argmax(axis=1)[:, None], axis=1)
@@ -109,7 +111,8 @@ def dequantize_q4_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def quantize_q4_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Quantise (n, 32) weights to (n, 20) bytes. The smallest weight of a block gets the quant 0, the largest 15."""
     blocks = np.empty(len(values), layout.Q4_1)
-    with np.errstate(over="ignore", invalid="ignore"):  # ranges above 15 * 65,504 overflow float16; infinity - infinity
+    # If high - low is above 15 * 65,504, the scale overflows float16. If both are infinite, the difference may be NaN.
+    with np.errstate(over="ignore", invalid="ignore"):
         low, high = block_minimum(values), block_maximum(values)
         scale = (high - low) / np.float32(15)
         factor = inverse(scale)

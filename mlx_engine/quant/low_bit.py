@@ -4,9 +4,10 @@ IQ1, IQ2 and IQ3 divide 256 weights into groups of 8 or 4, and store for each gr
 codebook of vectors). Each coordinate of a point is one of a few levels. IQ4 stores for each weight the index of one of
 16 levels. TQ1_0 and TQ2_0 have the quants -1, 0 and 1.
 
-`grids.bin` has a bitmap per grid: bit i is 1 if point i is in the grid. Points with K coordinates and L levels are
-numbered from 0 to L ** K - 1: the base-L digits of a number, lowest first, are the indices of the levels. A block
-stores the index of a point among the points in the grid, which are in ascending order of these numbers.
+With n coordinates and L levels, L ** n points are possible. They are numbered from 0: the base-L digits of a number,
+lowest first, are the indices of the levels. `grids.bin` has a bitmap per grid: bit i is 1 if the grid contains the
+point with number i. `grid` returns the points of a grid in ascending order of their numbers. The indices in a block
+refer to this order.
 
 Sources: `dequantize_row_iq*` of `ggml-quants.c`, and the tables `iq*_grid` of `ggml-common.h`, in
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src
@@ -29,7 +30,7 @@ _DELTA = np.float32(0.125)
 def dequantize_iq1_s(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 50) bytes to (n, 256) weights `d * (2 * scale + 1) * (coordinate + delta)`.
 
-    A group has 8 weights with coordinates -1, 0 and 1; delta is 1/8 or -1/8. The index of a point has 11 bits, of which
+    A group has 8 weights. A coordinate is -1, 0 or 1; delta is 1/8 or -1/8. The index of a point has 11 bits, of which
     `qs` has the low 8. `qh` has a 16-bit word per 32 weights, with the high 3 bits of four indices, the scale (bits 12
     to 14) and the sign of delta (bit 15).
     """
@@ -74,8 +75,8 @@ def dequantize_iq2_xxs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def dequantize_iq2_xs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 74) bytes to (n, 256) weights, with the formula of `dequantize_iq2_xxs`.
 
-    For each 8 weights, a 16-bit word has a 9-bit index, and 7 sign bits above it (`with_parity` computes the eighth). A
-    scale of 16 weights has 4 bits.
+    For each 8 weights, a 16-bit word has a 9-bit index, and 7 sign bits above it (`with_parity` computes the eighth).
+    Every 16 weights share a 4-bit scale.
     """
     block = blocks.view(layout.IQ2_XS)[:, 0]
     bits = (block["qs"] >> np.uint16(9)).astype(np.uint8)
@@ -86,7 +87,7 @@ def dequantize_iq2_xs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def dequantize_iq2_s(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 82) bytes to (n, 256) weights, with the formula of `dequantize_iq2_xxs`.
 
-    An index has 10 bits, of which `qh` has the high 2. A group has 8 sign bits. A scale of 16 weights has 4 bits.
+    An index has 10 bits, of which `qh` has the high 2. A group has 8 sign bits. Every 16 weights share a 4-bit scale.
     """
     block = blocks.view(layout.IQ2_S)[:, 0]
     high = bit_fields(block["qh"][..., None], 2).reshape(-1, 32).astype(np.uint16)
@@ -118,7 +119,8 @@ def dequantize_iq3_xxs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def dequantize_iq3_s(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 110) bytes to (n, 256) weights `sign * d * (2 * scale + 1) * coordinate`, in groups of 4.
 
-    An index has 9 bits, of which `qh` has the highest. Each weight has a sign bit. A scale of 32 weights has 4 bits.
+    An index has 9 bits, of which `qh` has the highest. Each weight has a sign bit. Every 32 weights share a 4-bit
+    scale.
     """
     block = blocks.view(layout.IQ3_S)[:, 0]
     high = np.unpackbits(block["qh"], axis=1, bitorder="little").astype(np.uint16)
@@ -132,7 +134,10 @@ IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 
 
 def dequantize_iq4_nl(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Dequantise (n, 18) bytes to (n, 32) weights `d * level`. The low four bits of `qs` have the first 16."""
+    """Dequantise (n, 18) bytes to (n, 32) weights `d * level`.
+
+    The low four bits of the bytes `qs` have the first 16 weights, the high four bits the last 16.
+    """
     block = blocks.view(layout.IQ4_NL)[:, 0]
     with np.errstate(invalid="ignore"):  # NumPy warns of a scale that is a signalling NaN
         scales = block["d"].astype(np.float32)[:, None]
@@ -142,8 +147,8 @@ def dequantize_iq4_nl(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def dequantize_iq4_xs(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, 136) bytes to (n, 256) weights `d * (scale - 32) * level`, in 8 groups of 32.
 
-    A scale has 6 bits: the low four are in `scales_l`, the high two in `scales_h`. Each 16 bytes of `qs` have one
-    group: the first 16 weights in their low four bits, the last 16 in the high four.
+    A scale has 6 bits: the low four are in `scales_l`, the high two in `scales_h`. Every 16 bytes of `qs`
+    contain a group: its first 16 weights in the low four bits of the bytes, its last 16 in the high four.
     """
     block = blocks.view(layout.IQ4_XS)[:, 0]
     low = bit_fields(block["scales_l"][..., None], 4).reshape(-1, 8)
@@ -203,7 +208,10 @@ HALF_POWERS = np.ldexp(np.float32(1), np.arange(256) - 128)
 
 
 def _half_e4m3() -> NDArray[np.float32]:
-    """Return half the value of each byte as an E4M3 scale. As in ggml, the sign is ignored; byte 127 (not 255) is 0."""
+    """Return half the value of each byte as an E4M3 scale.
+
+    As in ggml, the sign bit is ignored, and byte 127 (NaN in E4M3) gives 0. Byte 255 (also NaN) gives 240.
+    """
     codes = np.arange(256)
     exponents, mantissas = codes >> 3 & 15, (codes & 7).astype(np.float32)
     significands = np.where(exponents, 8 + mantissas, mantissas)

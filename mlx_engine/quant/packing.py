@@ -23,8 +23,8 @@ def inverse(scale: NDArray[np.float32]) -> NDArray[np.float32]:
 def round_half_away(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return floats whose integer parts are `x` rounded like C's `roundf`, halves away from zero, for |x| < 2**22.
 
-    The largest float below 0.5 is added to the magnitude, because adding 0.5 would round 0.49999997 to 1. If `x` is an
-    exact half, the float sum is rounded up to the next integer.
+    The largest float below 0.5 is added to the magnitude, because adding 0.5 would round 0.49999997 to 1. If `x` is
+    halfway between two integers, the float sum is rounded to the integer of larger magnitude.
     """
     away = np.copysign(np.nextafter(np.float32(0.5), np.float32(0)), x)
     away += x
@@ -36,7 +36,7 @@ def clear_unless_finite(x: NDArray[np.float32], factor: NDArray[np.float32]) -> 
 
     `x` (n, 32) was computed from the weights times the factor (n, 1) of their block. The factor is the inverse of a
     scale, which is a fraction of the block's largest magnitude, or of the difference of its largest and smallest
-    weight. So `x` can be NaN or infinite only if the factor is 0 or not finite, and only such blocks are searched.
+    weight. So `x` can be NaN or infinite only in blocks whose factor is 0 or not finite, and only these are searched.
     """
     odd = np.flatnonzero(~np.isfinite(factor[:, 0]) | (factor[:, 0] == 0))
     if len(odd):
@@ -85,7 +85,7 @@ def pack_halves(quants: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def pack_fifths(quants: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Pack (n, 32) 5-bit quants: return (n, 16) bytes of low bits, as `pack_halves` does, and (n, 4) of fifth bits."""
+    """Pack (n, 32) 5-bit quants: return (n, 16) bytes of low bits, in halves, and (n, 4) bytes of fifth bits."""
     return pack_halves(quants & np.uint8(15)), np.packbits(quants >> np.uint8(4), axis=1, bitorder="little")
 
 
@@ -97,8 +97,9 @@ def in_halves(pairs: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     """Reorder 4-bit quants, (n, 16 m) bytes, from pairs to halves, into `out` of the same shape."""
     words = np.ascontiguousarray(pairs).view(np.uint64)
     first, second = words[:, ::2], words[:, 1::2]
-    # Of each 16 bytes in pairs, byte j of the first 8 has quants 2j and 2j + 1, and byte j of the last 8 has quants
-    # 16 + 2j and 17 + 2j. Together they give bytes 2j (`even`) and 2j + 1 (`odd`) in halves.
+    # Of every 16 bytes in pairs, byte j of the first 8 has quants 2j and 2j + 1, and byte j of the last 8 has quants
+    # 2j + 16 and 2j + 17. In halves, byte 2j (`even`) has quants 2j and 2j + 16, and byte 2j + 1 (`odd`) has quants
+    # 2j + 1 and 2j + 17.
     even, odd = first & _LOW | (second & _LOW) << _FOUR, first >> _FOUR & _LOW | second & _HIGH
     out[:, ::2], out[:, 1::2] = even.view(np.uint8), odd.view(np.uint8)
 

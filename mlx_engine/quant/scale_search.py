@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mlx_engine.quant.packing import inverse
 
 Floats = NDArray[np.float32]
-# A group without a magnitude above `SMALLEST` is stored as zeros: its factor would round to 0, because the smallest
+# A group without a magnitude above `SMALLEST` is stored as zeros: its scale would round to 0, because the smallest
 # positive float16 number is 6e-8. Magnitudes above `LARGEST` are clipped to `LARGEST`. This is far above the largest
 # weight that any block can store, about 3e8 (Q6_K).
 SMALLEST, LARGEST = np.float32(1e-20), np.float32(1e30)
@@ -65,7 +65,7 @@ class Symmetric:
 
 
 class Groups:
-    """Groups of `size` weights. Each column is a group, divided by its largest magnitude, the unit of the group.
+    """Groups of `size` weights. Each column of `x` is a group, divided by its largest magnitude, the unit of the group.
 
     Attributes:
         x: (size, n_groups) the divided weights, from -1 to 1; zeros for a group whose unit is at most `SMALLEST`.
@@ -127,10 +127,10 @@ def affine_groups(values: Floats, n_max: int) -> tuple[NDArray[np.float16], NDAr
 
 
 def _importance(groups: Groups) -> Floats:
-    """Return the importance of each weight in the error, (size, n_groups): its magnitude plus the group's RMS.
+    """Return the importance of each weight, (size, n_groups): its magnitude plus the group's RMS.
 
-    Large weights count more, because they contribute more to activations. llama.cpp uses the same importance for Q4_K
-    and Q5_K.
+    The squared error of a weight is multiplied by its importance, because large weights contribute more to activations.
+    llama.cpp uses the same importance for Q4_K and Q5_K.
     """
     importance = np.abs(groups.x)
     importance += np.sqrt(np.square(groups.x).sum(axis=0) / np.float32(len(groups.x)))
@@ -170,7 +170,7 @@ def _solve(
     """Return the best scales and minima for given quants, and the reduction of the error, (n_groups,) each.
 
     The reduction is the error of storing the whole group as zeros, minus the error of the solution. `quants` are whole
-    numbers (32, n_groups); `sums` are the sums of `importance` and of `importance * x`.
+    numbers (32, n_groups); `sums` are the sums of `importance` and of `importance * x` over each group.
     """
     w, wx = sums
     first, second, _ = groups.scratch
@@ -189,7 +189,7 @@ def _solve(
 
 
 def _affine_quants(groups: Groups, n_max: int, scale: Floats, minimum: Floats) -> Floats:
-    """Return the quants nearest to `groups.x`, (32, n_groups), in the last scratch array."""
+    """Return the quants with the smallest errors for `groups.x`, (32, n_groups), in the last scratch array."""
     quants = np.add(groups.x, minimum, out=groups.scratch[2])
     quants *= inverse(scale)
     np.rint(quants, out=quants)
@@ -218,7 +218,7 @@ def _weighted_error(
 def symmetric(values: Floats) -> Symmetric:
     """Quantise (n, 256) weights in groups of 16, with quants from -32 to 31 and scales from -128 to 127.
 
-    The importance of a weight in the error is its square, as in llama.cpp.
+    The importance of a weight (see `_importance`) is here the square of the weight, as in llama.cpp.
     """
     n, groups = len(values), Groups(values, 16)
     importance = np.square(groups.x)
@@ -272,7 +272,7 @@ def symmetric_groups(values: Floats, most: int) -> tuple[NDArray[np.float16], ND
 
 
 def _symmetric_quants(groups: Groups, scale: Floats, most: int = 32) -> Floats:
-    """Return the quants nearest to `groups.x`, (weights of a group, n_groups), in the last scratch array."""
+    """Return the quants with the smallest errors for `groups.x`, (size, n_groups), in the last scratch array."""
     quants = np.multiply(groups.x, inverse(scale), out=groups.scratch[2])
     np.rint(quants, out=quants)
     return np.clip(quants, -most, most - 1, out=quants)

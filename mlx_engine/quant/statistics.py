@@ -71,7 +71,7 @@ def not_finite(weight: Weight) -> NotFinite | None:
     count = seen = first = 0
     with np.errstate(over="ignore", invalid="ignore"):
         for values in weight.pieces(_SUMMED):
-            # A sum with NaN or infinity is not finite. A sum of finite values may overflow, too, so check each value.
+            # A sum with NaN or infinity is not finite. A sum of finite values may overflow, so check each value.
             if not np.isfinite(values.sum()):
                 bad = np.flatnonzero(~np.isfinite(values))
                 first = seen + int(bad[0]) if len(bad) and not count else first

@@ -5,7 +5,8 @@ can also be dequantised.
 
 Source: `enum ggml_type` and the type traits of ggml, from which llama.cpp computes tensor sizes,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/include/ggml.h
-A block of Q8_1 has 36 bytes here, as in ggml's struct: two float16 and 32 quants. The `gguf` Python package has 40.
+A block of Q8_1 has 36 bytes here, as in ggml's struct: two float16 and 32 quants. The Python package `gguf`
+counts 40 bytes.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Weight:
         return quant.dequantize(self.data, self.type, where=f"tensor {self.name!r}").reshape(self.shape)
 
     def pieces(self, n: int) -> Iterator[NDArray[np.float32]]:
-        """Yield all values in row-major order, as float32 vectors of at most `n` values, but at least one block."""
+        """Yield all values in row-major order, as float32 vectors of whole blocks: at most `n` values, or one block."""
         step = max(1, n // self.type.block_size)
         for first in range(0, math.prod(self.shape) // self.type.block_size, step):
             yield quant.dequantize(self._blocks(first, first + step), self.type, where=f"tensor {self.name!r}")
@@ -88,12 +88,14 @@ class Weight:
         return Weight(self.name, self.shape, type_, data)
 
     def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> Weight:
-        """Return ranges [first, last) of the rows (axis 0) or columns (axis 1) of a matrix, or of a vector (axis 0).
+        """Return ranges [first, last) of the rows (axis 0) or columns (axis 1) of a matrix, or of a vector's values.
 
-        The ranges are joined in their order. If `axis` is 0 and there is one range, the result is a view, else a copy.
+        The ranges are joined in their order. For a vector, `axis` is 0. If `axis` is 0 and there is one range, the
+        result is a view, else a copy.
 
         Raises:
-            ValueError: the weight has another shape, or a range begins or ends inside a block or outside the weight.
+            ValueError: the weight is neither a matrix nor a vector, or has no axis `axis`; or there is no range; or a
+                range is empty, or begins or ends inside a block or outside the weight.
         """
         shape = cut_shape(self, axis, ranges)
         return Weight(self.name, shape, self.type, taken(self.data, self.shape, self.type, axis, ranges).reshape(-1))

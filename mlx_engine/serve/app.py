@@ -114,7 +114,7 @@ def create_app(models: Models) -> Starlette:
 
 
 def refusal(models: Models, headers: Headers) -> Response | None:
-    """Return the response to a request without the API key; None if the request may pass."""
+    """Return the error response if a request lacks the API key; None if the request may pass."""
     try:
         check_key(headers, models.default.service.api_key)
     except ApiError as error:
@@ -243,7 +243,7 @@ async def health(models: Models, body: bytes, respond: Respond) -> None:
 
 
 async def ready(models: Models, body: bytes, respond: Respond) -> None:
-    """Respond with status 200 if a request would be answered, else 503. If models can be unloaded, add their states."""
+    """Respond with status 200 if the server answers requests, else 503. If models can be unloaded, add their states."""
     state = models.readiness
     states = {} if models.is_alone else {"models": {model.name: model.state for model in models}}
     await respond(json_response({"status": state, **states}, 200 if state == "ok" else 503))

@@ -37,8 +37,8 @@ class Call:
 
     Attributes:
         requests: the requests, in the order of the prompts.
-        accepted: a future that is done when the scheduler has accepted or refused the requests; if it has refused them,
-            the future has the error.
+        accepted: a future that is done when the scheduler has accepted or refused the requests. After a refusal, the
+            exception of the future is the error.
         error: the error with which the requests were refused, or which ended at least one of them; or None.
         received: the time at which the body had been read and the model was loaded, in seconds of the server's clock.
         tokenized: the time at which all prompts had been encoded.

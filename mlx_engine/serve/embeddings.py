@@ -110,7 +110,7 @@ Read = Callable[[Service, bytes, Callable[[str], None]], tuple[Any, list[Request
 
 
 async def _run(service: Service, body: bytes, param: str, read: Read) -> tuple[Any, list[Request]]:
-    """In a thread, call `read` with the body. Run its requests to the end; return the parsed body and the requests.
+    """Call `read` with the body in a thread, and run the returned requests. Return the parsed body and these requests.
 
     `param` is the name of the parameter that has the texts, for errors.
     """
@@ -136,7 +136,7 @@ async def _run_some(service: Service, call: Call, *, is_begun: bool) -> None:
     If the queue is full and earlier texts of the HTTP request have already run (`is_begun`), wait for room.
 
     Raises:
-        ApiError: the queue is full (429), and not `is_begun`.
+        ApiError: the queue is full (status 429), and `is_begun` is false.
     """
     while True:
         try:
@@ -176,7 +176,7 @@ def _usage(requests: Sequence[Request]) -> dict[str, object]:
 
 
 def _receipt(service: Service, values: np.ndarray) -> dict[str, object]:
-    """Return SHA-256 of `values` as little-endian float32, and the types of activations and of the KV cache."""
+    """Return the SHA-256 of `values` as little-endian float32, and the types of activations and of the KV cache."""
     digest = sha256(values.astype("<f4").tobytes()).hexdigest()
     return {"digest": digest, **types_of(service.engine.backend)}
 

@@ -29,7 +29,7 @@ PLACE = re.compile(r"(messages\S*) to be ")
 # context length is".
 TOO_LONG = "the prompt is too long: with max_tokens, this model's maximum context length is exceeded on this server; "
 
-# TYPES maps an HTTP status to the error type of OpenAI's API, MESSAGES_TYPES to that of the API of /v1/messages.
+# Map HTTP statuses to error types: TYPES for OpenAI's API, MESSAGES_TYPES for the API of /v1/messages.
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 MESSAGES_TYPES = {
     401: "authentication_error",
@@ -60,7 +60,7 @@ def cut(text: str, most: int = MOST_NAME) -> str:
 class ApiError(Exception):
     """An error that a client gets as JSON.
 
-    `param` is the request's wrong parameter, `code` a short name of the error for programs, and `headers` are further
+    `param` is the name of the wrong parameter, `code` a short name of the error for programs, and `headers` are further
     headers of the response. `message` is shortened to MOST_MESSAGE characters.
     """
 
@@ -147,7 +147,7 @@ def api_error(error: Exception, prompt: str) -> ApiError:
         return ApiError(400, text, param=param, code="invalid_value")
     if isinstance(error, ChatTemplateError | TokenizerError):
         return ApiError(400, text, param=prompt, code="invalid_value")
-    if isinstance(error, ConstraintError):  # after status 500, clients would repeat the request in vain
+    if isinstance(error, ConstraintError):  # not status 500, after which clients would repeat the request in vain
         return ApiError(400, text, code="invalid_value")
     if isinstance(error, EngineError):
         return ApiError(500, text, code="engine_error")

@@ -65,8 +65,8 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
     """Read a request, run it, and respond.
 
     Before the body is parsed, reserve one place in the slots or the queue; when the number of answers is known, reserve
-    one place per answer. `limits.Turns` lets few bodies be parsed at the same time, because parsed data takes more
-    memory than the body, and parsing holds the GIL.
+    one place per answer. `limits.Turns` limits how many bodies are parsed at the same time, because parsed data takes
+    more memory than the body, and parsing holds the GIL.
     """
     received, is_large = service.clock(), len(body) > LARGE
     _ = service.engine  # raises 503 if the engine accepts no requests
@@ -85,7 +85,8 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
         reply = form.reply(call, service.engine.tokenizer, **_about(service, params, reading))
         params.forget_prompt()
         del reading
-    # The reservation has ended. So before `_answer` submits the call, no other task may run: it could take the places.
+    # The reservation has ended. Until `_answer` submits the call, nothing may be awaited: another task could run, and
+    # take the places.
     await _answer(service, params, call, reply, respond, form.prompt)
 
 
@@ -114,7 +115,7 @@ def _about(service: Service, params: Body, reading: Reading) -> dict[str, Any]:
         "fingerprint": service.fingerprint,
         "types": types_of(service.engine.backend),
         "explains_cache": service.explains_cache,
-        "bandwidth": lambda: service.bandwidth,  # read late: it may not be measured yet
+        "bandwidth": lambda: service.bandwidth,  # a function, because it may not be measured yet
         "clock": service.clock,
     }
 
@@ -167,7 +168,7 @@ def begun(
     is_free: bool = True,
     check: Callable[[str], None] = unchecked,
 ) -> list[int]:
-    """Return the prompt `ids`, followed by the tokens of `reading.begun`, the beginning of the answer in the request.
+    """Return the prompt `ids`, followed by the tokens of `reading.begun`, the beginning of the answer from the request.
 
     Generation then continues this beginning. `check` is called with the beginning before it is encoded.
 

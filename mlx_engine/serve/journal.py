@@ -48,8 +48,8 @@ QUEUE = 1024
 class Journal:
     """Appends lines to a file. A line that cannot be written is lost.
 
-    `written` counts the lines that this process has written. `lost` counts the lost lines by reason: "queue" (it was
-    full), "disk" (writing failed), "error" (encoding failed).
+    `written` counts the lines that this process has written. `lost` counts the lost lines by reason: "queue" (the
+    queue was full), "disk" (writing failed), "error" (encoding failed).
     """
 
     def __init__(self, path: Path, *, warn: Callable[[str], None], queue: int = QUEUE) -> None:
@@ -148,7 +148,7 @@ LOAD_OPTIONS = ("activations", "kv_type", "allow_settings", "jit", "context", "q
 class ModelId(msgspec.Struct, frozen=True):
     """A loaded model."""
 
-    name: str  # in the API
+    name: str  # the name of the model in the API
     source: str  # a path, a hub id or "builtin"
     digest: str  # the identity of the model's files, see `checkpoint/identity.py`
     options: dict[str, Any]  # the keyword arguments of `load` that can change answers, see `LOAD_OPTIONS`
@@ -158,7 +158,7 @@ class Choice(msgspec.Struct, frozen=True):
     """An answer. It is incomplete if its request was cancelled or failed before the answer ended."""
 
     token_ids: list[int]
-    logprobs: str  # of the tokens: little-endian float32, as base64
+    logprobs: str  # the log-probabilities of the tokens, little-endian float32 as base64
     digest: str  # SHA-256 of token ids and log-probabilities, see `loop/logprobs.py`
     finish_reason: str | None  # None if the answer is incomplete
 
@@ -180,12 +180,12 @@ class Choice(msgspec.Struct, frozen=True):
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a line of the journal: a request that has ended."""
 
-    id: str  # of the reply
+    id: str  # the id of the reply
     client_id: str | None  # the id that the client gave the HTTP request
     received: float  # when the body was read and the model was loaded, in Unix seconds
     ended: Literal["finished", "cancelled", "failed"]
     error: str | None  # the name of the exception's class, if the request failed
-    version: str  # of mlx_engine
+    version: str  # the version of mlx_engine
     backend: str
     slots: int  # how many answers the server could run at the same time
     model: ModelId
@@ -201,7 +201,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return max(len(choice.token_ids) for choice in self.choices)
 
     def run_options(self) -> Options:
-        """Return the options to run the request again. If it was cancelled or failed, `max_tokens` is `n_tokens`.
+        """Return the options to run the request again.
+
+        If the request was cancelled or failed, `max_tokens` is `n_tokens`.
 
         Raises:
             OptionError, TypeError: an option is invalid.
@@ -302,7 +304,7 @@ class Line(NamedTuple):
 class Result(NamedTuple):
     """The result of running a request of the journal again."""
 
-    number: int  # of its line
+    number: int  # the number of the request's line
     differences: Sequence[str] = ()  # a text for each answer that differs
     error: Exception | None = None  # why the request was refused or failed; None if it ended normally
 

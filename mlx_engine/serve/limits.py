@@ -1,9 +1,8 @@
 """Check the API key, and limit the share of time in which reading requests holds the GIL.
 
-The event loop, the engine thread and the threads that parse and encode requests share the GIL. Reading requests must
-leave the GIL free for most of the time, so that `/health` is answered and tokens are generated. So large bodies are
-read at a bounded rate (`Bodies`), and few threads parse and encode at the same time (`Turns`). A turn is the permission
-to parse and encode one request.
+The event loop, the engine thread and the threads that parse and encode requests share the GIL. While requests are
+read, `/health` must be answered and tokens must be generated. So large bodies are read at a bounded rate (`Bodies`),
+and few threads parse and encode at the same time (`Turns`). A turn is the permission to parse and encode one request.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ async def read_body(receive: Receive, headers: Headers, limit: int, seconds: flo
 
 def _too_large(limit: int) -> ApiError:
     message = f"the body is larger than {limit:,} bytes; send less, or start the server with a larger --max-body"
-    # The connection stays open, and the rest of the body is read and dropped. Closing it would reset the connection,
-    # and most clients lose the response if the connection is reset before they have sent the whole body.
+    # The connection stays open, and the rest of the body is read and dropped. If the server closed the connection
+    # before a client has sent the whole body, the connection would be reset, and most clients would lose the response.
     return ApiError(413, message, code="request_too_large")
 
 
@@ -164,7 +163,7 @@ class Turn:
     Attributes:
         has_left: whether the turn's `with` block has ended, for example because the client has disconnected.
         begun: an event that is set when the turn begins.
-        running: the future of the last work; None before `run` is called.
+        running: the future of the latest work; None before `run` is called.
     """
 
     def __init__(self, *, is_large: bool) -> None:
@@ -193,7 +192,7 @@ class Turn:
 
 
 class Turns:
-    """Gives turns to requests in order of arrival, but a small request may overtake large ones that have to wait."""
+    """Gives turns to requests in order of arrival, but a small request may overtake waiting large requests."""
 
     def __init__(self) -> None:
         self._waiting: list[Turn] = []
@@ -246,6 +245,6 @@ class Turns:
     def _end(self, turn: Turn) -> None:
         (self._running if turn in self._running else self._waiting).remove(turn)
         self._begin()
-        # Give freed memory back to the system: glibc would keep it, and large requests free much.
+        # Large requests free a lot of memory. Give it back to the system, because glibc would keep it.
         if turn.is_large and not self._running:
             give_back_freed()

@@ -31,7 +31,7 @@ from mlx_engine.serve.reading import (
 from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
-# The signature of every reasoning block: some clients send back only blocks with a signature. It is never checked.
+# The signature of every reasoning block. It is never checked, but some clients send back only blocks with a signature.
 SIGNATURE = "mlx_engine"
 
 ROLES = ("user", "assistant", "system")
@@ -61,7 +61,10 @@ class Choice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Thinking is on, unless `type` is "disabled". Without this parameter, it is off. Some templates have no switch."""
+    """Thinking is off if this parameter is missing or `type` is "disabled", else on.
+
+    If the chat template has no switch for thinking, this parameter has no effect.
+    """
 
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
 
@@ -203,7 +206,7 @@ def _read_message(chat: Chat, message: Json, at: str) -> None:
 
 
 def _read_user(chat: Chat, content: Any, at: str) -> None:
-    """Read a message of the user. Add its tool results before its text: results must directly follow the calls."""
+    """Read a message of the user. Add its tool results before its text: they must directly follow the calls."""
     if not isinstance(content, list):
         chat.say("user", chat.text(content, at))
         return
@@ -268,7 +271,7 @@ class MessagesReply(PartsReply):
         }
 
     def begin(self) -> bytes:
-        """Return the event `message_start`. The number of cached tokens in it is 0 if the request has no slot yet."""
+        """Return the event `message_start`. Its number of cached tokens is 0 if the request has no slot yet."""
         return named_event({"type": "message_start", "message": {**self._message([]), "usage": self._usage()}})
 
     def heartbeat(self) -> bytes:

@@ -1,7 +1,6 @@
 """The OpenAPI document of the server, made from the types of its requests and replies.
 
-The types define the parameters. This module adds the requirements that are enforced only by the engine and by the
-`check` methods of requests.
+The types define the parameters. This module adds the requirements that Python types do not express.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ OPERATIONS = [
 
 
 class Limits(NamedTuple):
-    """The bounds of the served model. With several models, or if the model can be unloaded, only `names` is set."""
+    """The bounds that the served model sets. With several models, or if it can be unloaded, only `names` is set."""
 
     names: list[str] | None  # the names of all models; None if any name is served
     slots: int | None = None  # the largest number of answers to each prompt of a request
@@ -160,7 +159,7 @@ class Limits(NamedTuple):
 
 
 def _most(rule: str, most: int | None) -> Schema:
-    """Return a schema with an upper bound under the keyword `rule`; an empty schema if `most` is None."""
+    """Return a schema with the upper bound `most` for the keyword `rule`, such as "maxItems"; {} if `most` is None."""
     return {} if most is None else {rule: most}
 
 
@@ -220,7 +219,7 @@ def _ref(kind: type[msgspec.Struct]) -> Schema:
 
 
 def _limit(schemas: dict[str, Any], of: Limits) -> None:
-    """Add the requirements that Python types do not express to the schemas of requests."""
+    """Add to the schemas of requests the requirements that Python types do not express."""
     chat, completion = schemas["ChatRequest"], schemas["CompletionRequest"]
     token = {"type": "integer", "minimum": 0, **_most("maximum", of.last_id)}
     limits = {**LIMITS, "n": {"minimum": 1, **_most("maximum", of.slots)}}
@@ -266,7 +265,7 @@ def _limit(schemas: dict[str, Any], of: Limits) -> None:
 
 
 def _limit_texts(schemas: dict[str, Any], of: Limits, ids: Schema) -> None:
-    """Add such requirements to embedding and rerank requests; `ids` is the schema of a list of token ids."""
+    """Add requirements to the schemas of embedding and rerank requests. `ids` is the schema of a list of token ids."""
     several: Schema = {"type": "array", "minItems": 1, "maxItems": MOST_TEXTS}
     text, dimensions = TEXTS["items"], {"minimum": 1, **_most("maximum", of.hidden_size)}
     embedding, ranking = schemas["EmbeddingRequest"]["properties"], schemas["RerankRequest"]["properties"]
@@ -278,7 +277,7 @@ def _limit_texts(schemas: dict[str, Any], of: Limits, ids: Schema) -> None:
 
 
 def _blocks(most: int | None) -> Schema:
-    """Return the schemas of three parameters of /v1/messages; `messages` has at most `most` items."""
+    """Return a map of three parameters of /v1/messages to their schemas; `messages` has at most `most` items."""
     result = {"tool_use_id": TEXT, "content": _or_null(_content())}
     call = {"id": TEXT, "name": TEXT, "input": {"type": "object"}}
     user = [_part("tool_result", result, ["tool_use_id"]), *_parts("tool_result")]
@@ -292,7 +291,7 @@ def _blocks(most: int | None) -> Schema:
 
 
 def _items(most: int | None) -> Schema:
-    """Return the schemas of parameters of /v1/responses; `input` has at most `most` items."""
+    """Return a map of parameters of /v1/responses to their schemas; `input` has at most `most` items."""
     message = _object({"role": {"enum": list(ITEM_ROLES)}, "content": _content()})
     message["properties"]["type"] = {"const": "message"}
     kinds: dict[str, Any] = {
@@ -303,8 +302,8 @@ def _items(most: int | None) -> Schema:
     known = [_part(kind, *about) for kind, about in kinds.items()]
     others = _object({"type": {"type": "string", "not": {"enum": ["message", "item_reference", *kinds]}}})
     items = {"type": "array", "minItems": 1, **_most("maxItems", most), "items": {"anyOf": [message, *known, others]}}
-    # At least one item must be a message, a call or a result. Reasoning items alone do not suffice, because the server
-    # drops reasoning that another server has encrypted.
+    # At least one item must be a message, a call or a result. If all items were reasoning that another server has
+    # encrypted, the server would drop all of them, and the prompt would have no message.
     items["contains"] = {"anyOf": [message, *known[1:]]}
     return {
         **{name: {"enum": list({None, HARMLESS.get(name)})} for name in REFUSED},
@@ -323,7 +322,7 @@ def _content() -> Schema:
 def _parts(*others: str) -> list[Schema]:
     """Return a schema for each type of part that has text, and one for all ignored parts.
 
-    Parts of any other type are ignored, except media and the types in `others`.
+    The last schema excludes media, which are refused, and the types in `others`, for which the caller has schemas.
     """
     texts = [_part(kind, {key: TEXT}) for kind, key in TEXT_PARTS.items()]
     left_out = {"type": "string", "not": {"enum": [*TEXT_PARTS, *MEDIA, *others]}}
@@ -344,7 +343,7 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def _message() -> Schema:
-    """Return the schema of a message. An assistant's message may have tool calls, and then needs no content."""
+    """Return the schema of a message of a chat. If an assistant's message has tool calls, it needs no content."""
     closed = {"additionalProperties": False}
     part = {**_part("text", {"text": TEXT}), **closed}
     function = {**_object({"name": TEXT, "arguments": {"anyOf": [TEXT, {"type": "object"}]}}), **closed}

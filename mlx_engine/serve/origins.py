@@ -34,7 +34,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def host_name(text: str) -> str | None:
-    """Return a host in lower case, without brackets and final dot; None if the text is no host, such as HOST:PORT."""
+    """Return a host in lower case, without brackets and final dot; None for any other text, such as HOST:PORT."""
     if ":" in text:
         try:
             return str(ipaddress.IPv6Address(text.removeprefix("[").removesuffix("]")))
@@ -44,7 +44,7 @@ def host_name(text: str) -> str | None:
 
 
 def host_names(names: Iterable[str]) -> frozenset[str]:
-    """Return the normalised hosts; invalid ones are left out."""
+    """Return the hosts as `host_name` writes them, without invalid names."""
     return frozenset(name for name in map(host_name, names) if name is not None)
 
 
@@ -92,7 +92,7 @@ def check_origin(headers: Headers, origins: Collection[str]) -> None:
 def _is_own(origin: str, host: str) -> bool:
     """Return whether an origin has the host and port of the header Host, and so is the server's own page.
 
-    The scheme is not compared: if a proxy decrypts TLS, the origin is https, although this server is addressed by http.
+    The scheme is not compared: if a proxy decrypts TLS, the origin is https, but this server gets http requests.
     """
     scheme, _, rest = origin.partition("://")
     page, server = _parsed(rest), _parsed(host)

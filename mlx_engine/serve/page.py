@@ -43,9 +43,9 @@ def routes(
 
     `snapshots` gets a query string, which may name a model; it yields the model's latest status, and then newer ones (a
     slow reader misses some). It raises ApiError if there is no such model. `refusal` gets the headers of a request: it
-    returns an error response if they lack the API key, otherwise None. It is called only for `/events`: the page has no
-    data, and asks the user for the key when a request is answered with 401. Between two events pass at least `pause`
-    seconds; after `heartbeat` seconds without a status, a comment is sent.
+    returns an error response if they lack the API key, otherwise None. `refusal` is called only for `/events`: the page
+    itself has no data, and asks the user for the key when a request is answered with 401. At least `pause` seconds pass
+    between two events; after `heartbeat` seconds without a status, a comment is sent.
     """
     text = FILE.read_text(encoding="utf-8")
     headers = {
@@ -101,7 +101,7 @@ def _hashes(text: str, tag: str) -> str:
 
 
 async def statuses(snapshots: AsyncIterator[Status], *, pause: float, heartbeat: float) -> AsyncIterator[bytes]:
-    """Yield an event for each status that differs from the one before, and wait `pause` seconds after each event.
+    """Yield an event for each status that differs from the previous event's, and wait `pause` seconds after each event.
 
     After each `heartbeat` seconds without a status, yield a comment.
     """
@@ -133,7 +133,7 @@ async def _next(snapshots: AsyncIterator[Status]) -> Status | None:
 
 
 class UntilGone(EventStream):
-    """A stream of events that ends when its client disconnects. `app.Endpoint` does so for other routes."""
+    """A stream of events that ends when its client disconnects. On other routes, `app.Endpoint` ends the stream."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write all events until the client disconnects."""

@@ -35,8 +35,7 @@ def _one_of(*values: object) -> Schema:
 
 
 # LABELS and the NOOPS_OF_ tables map each parameter that is not implemented to a JSON Schema of its accepted values,
-# which have no effect. `openapi.py` publishes the schemas. LABELS has names and hints that do not affect
-# the computation.
+# which have no effect. `openapi.py` publishes the schemas. LABELS has names and hints that do not affect answers.
 LABELS = {
     "user": ANY,
     "metadata": ANY,
@@ -90,8 +89,8 @@ def _changes_nothing(value: object, schema: Schema) -> bool:
 # The default of max_tokens in OpenAI's /v1/completions.
 COMPLETION_TOKENS = 16
 
-# Matches a key of logit_bias. Leading zeros are refused, so that no id occurs twice, and more than ten digits, because
-# `int` raises ValueError for thousands of digits.
+# Matches a key of logit_bias. Leading zeros do not match, so that no id occurs twice. Keys of more than ten digits do
+# not match, because `int` raises ValueError for thousands of digits.
 TOKEN_ID = "0|[1-9][0-9]{0,9}"
 
 SEEDS = range(-(1 << 63), 1 << 64)
@@ -140,8 +139,8 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True):
     def shown(self) -> dict[str, Any]:
         """Return the tool in the form that chat templates read.
 
-        Absent keys get empty values, because some templates read every key. Only the key `strict` is left out, unless
-        it is true.
+        Absent keys get empty values, because some templates read every key. The key `strict` is left out unless it is
+        true.
         """
         about = self.function
         schema = about.parameters or {"type": "object", "properties": {}}
@@ -170,7 +169,7 @@ class PredictedText(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prediction(msgspec.Struct, forbid_unknown_fields=True):
-    """A text that the answer may repeat, such as a file before an edit. With speculation, generation may be faster."""
+    """A text that the answer may repeat, such as a file before an edit. Speculation may propose tokens from it."""
 
     type: Literal["content"]
     content: str | list[PredictedText]
@@ -227,7 +226,7 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def predicted(self) -> str | None:
-        """A text that the answers may repeat; None for none."""
+        """A text that the answers may repeat; None if the request has no such text."""
         return None
 
     def asked(self) -> Asked:
@@ -235,7 +234,7 @@ class Body(RunParameters, forbid_unknown_fields=True, kw_only=True):
         return Asked()
 
     def read(self, template: str | None) -> Reading:
-        """Read the request for a model with this chat template; called in a thread, because it may take time."""
+        """Convert the request to a `Reading` for this chat template. Called in a thread, because it may take time."""
         raise NotImplementedError
 
     def forget_prompt(self) -> None:
@@ -286,7 +285,7 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def prompts(self) -> Sequence[Any]:
-        """The prompts: a `ChatPrompt`, or texts and lists of token ids."""
+        """The prompts: one `ChatPrompt`, or one or more texts or lists of token ids."""
         raise NotImplementedError
 
     def read(self, template: str | None) -> Reading:
@@ -296,7 +295,7 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def n_scored(self) -> int | None:
-        """The number of alternatives for each token of the prompt; None for no log-probabilities of prompts."""
+        """The number of alternatives to list for each token of a prompt; None for no log-probabilities of prompts."""
         return self.prompt_logprobs
 
     def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -319,8 +318,8 @@ class Parameters(Body, forbid_unknown_fields=True, kw_only=True):
         _require(bool(self.stream) or self.stream_options is None, "stream_options", "needs stream: true")
 
 
-# How much the model thinks, if its chat template reads an effort. "none" also turns thinking off, if the template
-# has a switch.
+# How much the model thinks, if its chat template reads an effort. If the template has a switch for thinking, "none"
+# turns thinking off.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -384,7 +383,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         self.messages, self.chat_template_kwargs, self.tools, self.prediction = [], None, None, None
 
     def _tools(self) -> list[dict[str, Any]]:
-        """Return the tools of the prompt; none if `tool_choice` is "none", so that the model cannot call any."""
+        """Return the tools of the prompt; [] if `tool_choice` is "none", so that the model cannot call a tool."""
         return [] if self.tool_choice == "none" else [tool.shown() for tool in self.tools or ()]
 
     def _tool_choice(self) -> ToolChoice:
@@ -392,7 +391,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
         return ToolChoice.of(form, is_parallel=self.parallel_tool_calls is not False)
 
     def check(self, slots: int) -> None:
-        """Check the request. Of the messages, check the roles and a message to continue; the engine checks the rest."""
+        """Check the parameters, the roles of messages, and a message to continue. The engine checks other messages."""
         super().check(slots)
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         _require(len(limits) < 2, "max_tokens", "must be the same as max_completion_tokens", self.max_tokens)
@@ -497,7 +496,7 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 # In these parameters, `parse` never converts floats such as 1.0 to ints, because templates or constraints read the
-# values.
+# values and may distinguish 1.0 from 1.
 AS_IS = (
     *("messages", "chat_template_kwargs", "input", "system", "tools"),
     *("response_format", "structured_outputs", "guided_json"),
@@ -573,7 +572,7 @@ def _bias(given: Mapping[str, float]) -> dict[int, float]:
     return {int(key): value for key, value in given.items()}
 
 
-# Maps each parameter whose values differ from those of the engine's option to the function that converts them.
+# Maps the name of a parameter to the function that converts its value for the engine. Other values are not converted.
 READ: Mapping[str, Callable[[Any], Any]] = {"top_k": _top_k, "seed": _seed, "logit_bias": _bias}
 
 
@@ -582,14 +581,14 @@ def _require_alternatives(param: str, n: int | None) -> None:
 
 
 def _require(holds: bool, param: str, rule: str, found: object = None) -> None:
-    """Raise ApiError unless `holds`. The message has the parameter, its rule, and `found` if this is not None."""
+    """Raise ApiError unless `holds`. The message has the parameter, its rule, and `found` unless `found` is None."""
     if not holds:
         instead = "" if found is None else f", not {found!r:.80}"
         raise ApiError(400, f"{param} {rule}{instead}", param=param, code="invalid_value")
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A JSON Schema with a name. If it is not strict, unsupported keywords are dropped, and the reply names them."""
+    """A JSON Schema with a name. Unless `strict` is true, unsupported keywords are dropped and named in the reply."""
 
     name: str
     description: str | None = None
@@ -660,7 +659,7 @@ def asked(given: Parameters) -> Asked:
 
 
 def asked_format(form: ResponseFormat, param: str) -> Asked:
-    """Return the constraint of a response format; raise ApiError if it is invalid. `param` names the parameter."""
+    """Return the constraint of a response format; raise ApiError if it is invalid. `param` names its parameter."""
     given = form.json_schema
     if form.is_text:
         return Asked()
@@ -676,7 +675,7 @@ def asked_format(form: ResponseFormat, param: str) -> Asked:
 
 @contextmanager
 def named(param: str) -> Iterator[None]:
-    """In the `with` block, convert each OptionError about the constraint to an ApiError about the parameter."""
+    """In the `with` block, convert each OptionError about the constraint to an ApiError about `param`."""
     try:
         yield
     except OptionError as error:

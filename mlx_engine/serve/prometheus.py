@@ -74,7 +74,10 @@ DISK = {
 
 
 class Metrics:
-    """The metrics of one model, or of the server for errors that belong to no model; used in the event loop."""
+    """The metrics of one model; used only in the event loop.
+
+    With several models, the server has another `Metrics`, which counts errors and disconnected clients for all models.
+    """
 
     def __init__(self) -> None:
         self.errors = Counter("http_errors", "Responses with an error, by HTTP status.", "status")
@@ -165,7 +168,7 @@ def text_of_models(
     """Return the metrics of a server with several models as text, with the label `model_name`, as in vLLM.
 
     Args:
-        server: counts errors and disconnected clients, which belong to no model.
+        server: counts errors and disconnected clients, which are not counted per model.
         models: maps the name of each model to its metrics and the use of its engine.
         loads: maps the name of each model to a pair: how often it has been loaded, and whether it is loaded now.
     """

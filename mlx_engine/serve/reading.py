@@ -1,7 +1,7 @@
 """For /v1/responses and /v1/messages: read a request as messages and tools, and write an answer as events.
 
 Chat completions use only `thinking_variables`. A parameter `at` is the place of a value in the request, for error
-messages. A *part* of a message's content, or of an answer, has a type, such as text.
+messages. The content of a message and an answer are lists of *parts*; each part has a type, such as text.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Chat:
         turn["reasoning_content"] = turn.get("reasoning_content", "") + text
 
     def answer(self, text: str, *, continues: bool = True) -> None:
-        """Add text to the assistant's turn. If it has text and no calls, begin a new turn first, unless `continues`.
+        """Add text to the assistant's turn. Unless `continues`, begin a new turn if the turn has text and no calls.
 
         Text after calls stays in the turn of the calls, because the results of the calls must follow this turn.
         """
@@ -101,7 +101,7 @@ class Chat:
             self.ignored.append(what)
 
     def text(self, content: Any, at: str, between: str = "\n") -> str:
-        """Return the text of `content`, which is a text or a list of parts; `between` is put between the parts.
+        """Return the text of `content`, which is a text or a list of parts; join the texts of parts with `between`.
 
         Raises:
             ApiError: the content has another form, or has an image, a document, sound or video.
@@ -175,8 +175,8 @@ def thinking_variables(
 ) -> tuple[Json, list[str]]:
     """Return the chat template's variables for thinking (on or off, and the effort), and names of ignored parameters.
 
-    Variables that the template does not read are left out. `param` is the name of the effort in the request. It is
-    returned as ignored if the effort is not "medium" and no variable expresses it.
+    Variables that the template does not read are left out. `param` is the name of the effort in the request. If an
+    effort other than "medium" is given, and no variable expresses it, `param` is returned as ignored.
     """
     if effort == "none":
         is_on = False
@@ -227,7 +227,7 @@ class PartsReply(Reply):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the token limit or a timeout has cut off the answer. This server sets no timeout."""
+        """Whether the token limit has cut off the answer."""
         return self._call.outputs[0][1].finish_reason not in (None, "stop")
 
     @property

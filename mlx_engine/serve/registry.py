@@ -67,12 +67,14 @@ class ServedModel:
 
     Attributes:
         service: the objects that the model's requests use; each load replaces `service.worker`.
-        open: checks the model's files; called in a thread. None for a model that is never unloaded.
-        new_worker: returns a worker, which loads the model with the given function.
-        describe: reads the model's files, and returns keys for /v1/models, such as `size`; called in a thread.
+        open: checks the model's files, and returns an `Opened`; called in a thread. None for a model that is never
+            unloaded.
+        new_worker: gets a function that loads the model, and returns a worker that calls this function.
+        describe: reads the model's files, and returns fields of its entry in /v1/models, such as `size`; called in a
+            thread.
         exists: whether the model's files are still there.
         reason: why the model could not be loaded, or why its engine thread has died.
-        nbytes: the bytes that the model takes while it is loaded.
+        nbytes: the bytes of memory that the model takes; 0 if it is on disk.
         used_at: when a request last began or ended, or when the model was loaded.
         failed_at: when the model last failed to load, or its engine thread died.
         is_held: whether new requests wait, because another model needs the memory.
@@ -162,7 +164,7 @@ class Use:
 
 
 class Asked(msgspec.Struct):
-    """The fields of a request's body that are read before its model is loaded."""
+    """The fields of a request's body that are read before the model is loaded."""
 
     model: str | None = None
     stream: Any = None
@@ -174,9 +176,8 @@ class Models:
     Attributes:
         default: the model for requests that name none.
         metrics: the counts of errors and disconnected clients; with a single model, the metrics of this model.
-        on_started: called once, when the server is ready. If the default model is not loaded at the start, the server
-            is ready in `start`; otherwise, after the load. If this load fails, the server is ready as well, unless
-            `is_alone`: then it ends without this call.
+        on_started: called once, when the server is ready: in `start` if no model is loaded at the start, otherwise
+            when the default model has been loaded or has failed. If `is_alone`, a failed load instead ends the server.
         is_closing: whether new requests are refused because the server stops.
     """
 
@@ -308,7 +309,7 @@ class Models:
 
     @property
     def readiness(self) -> str:
-        """Whether the server answers requests: "ok", "loading", "failed" (no model can be loaded), or `health`."""
+        """Whether the server answers requests: "loading", "failed" (every model has failed), or `health`."""
         if self.is_alone or self.is_closing:
             return self.health
         if not self._has_started:

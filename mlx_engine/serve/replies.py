@@ -39,7 +39,7 @@ class Reply(ABC):
         ignored: the names of the parts of the request that the server ignores.
         explains_cache: whether the receipt says why no more tokens were cached, see `explained`.
         bandwidth: function that returns the memory bandwidth in bytes per second, or None if it is unknown.
-        clock: function that returns the time in seconds, of the same clock as the times in `call`.
+        clock: function that returns the time in seconds; the times in `call` must be from the same clock.
     """
 
     prefix: str
@@ -593,7 +593,7 @@ def prompt_offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[
 
 
 def prompt_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], n_top: int) -> list[object]:
-    """Return vLLM's `prompt_logprobs`: for each token of a prompt, log-probabilities of it and the `n_top` likeliest.
+    """Return vLLM's `prompt_logprobs`: log-probabilities of each prompt token, and of the `n_top` most likely tokens.
 
     Each entry is an object whose keys are token ids. The first token has no log-probability, so its entry is None.
     """

@@ -21,7 +21,7 @@ class CachedTokens(Reply):
 
 
 class PredictedTokens(Reply):
-    """Counts of accepted and rejected tokens of speculation. Rejected tokens are not in the answer."""
+    """Counts of proposed tokens: accepted and rejected ones. Rejected tokens are not in the answer."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -70,7 +70,10 @@ Cause = Literal["disabled", "first_use", "differs", "retokenized", "evicted", "w
 
 
 class Reuse(CachedTokens):
-    """The number of cached tokens. With --explain-cache, the other keys say why not more (`replies.explained`)."""
+    """The number of cached tokens.
+
+    With --explain-cache, the other keys say why no more tokens were cached; `replies.explained` describes these keys.
+    """
 
     agreeing_tokens: int | msgspec.UnsetType = msgspec.UNSET
     cause: Cause | msgspec.UnsetType | None = msgspec.UNSET
@@ -92,7 +95,7 @@ KVType = Literal["f32", "f16", "bf16", "q8_0"]
 
 
 class ProposedTokens(Reply):
-    """The counts of one drafter, as in `SpeculationReceipt`."""
+    """How many proposed tokens of one drafter were run in forward passes, and how many of these were accepted."""
 
     proposed: int
     accepted: int
@@ -102,7 +105,7 @@ class SpeculationReceipt(Reply):
     """How many proposed tokens were run in forward passes, and how many of these were accepted.
 
     A drafter is a source of proposed tokens: "lookup", "draft" or "mtp". `drafter` is the name of the drafter, or
-    several names joined by "+"; `drafters` has the counts of each. `proposed` and `accepted` are the sums.
+    several names joined by "+"; `drafters` maps each name to its counts. `proposed` and `accepted` are the sums.
     """
 
     drafter: str
@@ -244,7 +247,7 @@ class ChunkChoice(Reply):
 
 
 class ChatCompletionChunk(Head):
-    """An event of a stream of /v1/chat/completions. The last event has the receipt."""
+    """An event of a stream of /v1/chat/completions. The last event before "[DONE]" has the receipt."""
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChunkChoice]
@@ -272,8 +275,8 @@ class RankedLogprob(Reply):
     decoded_token: str
 
 
-# One element per token of a prompt. It maps the ids of this token, and of likely tokens at the same position, to their
-# `RankedLogprob`; for the first token, it is None.
+# One element per token of a prompt. The element maps the ids of this token, and of likely tokens at the same position,
+# to their `RankedLogprob`; the first element is None.
 PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
@@ -289,7 +292,7 @@ class TextChoice(Reply):
 
 
 class TextCompletion(Head):
-    """The reply of /v1/completions, or an event of its stream. The last event has the receipt."""
+    """The reply of /v1/completions, or an event of its stream. The last event before "[DONE]" has the receipt."""
 
     object: Literal["text_completion"]
     choices: list[TextChoice]
@@ -374,7 +377,7 @@ class PromptUsage(Reply):
 class VectorReceipt(Reply):
     """The receipt of vectors or scores. `digest` is the SHA-256 of the float32 vectors, or of the float32 scores.
 
-    The digest covers the scores of all documents in the order of the request, also of those that `top_n` leaves out.
+    The digest covers the scores of all documents in the order of the request, including those that `top_n` leaves out.
     """
 
     digest: str
@@ -432,7 +435,7 @@ class Health(Reply):
 
 
 class Readiness(Reply):
-    """The reply of /ready. If models can be unloaded, `models` has the state of each model."""
+    """The reply of /ready. If models can be unloaded, `models` maps the name of each model to its state."""
 
     status: Literal["ok", "loading", "closing", "stalled", "dead", "failed"]
     models: dict[str, str] | msgspec.UnsetType = msgspec.UNSET

@@ -34,15 +34,15 @@ from mlx_engine.serve.sse import named_event
 from mlx_engine.tokenizer import Tokenizer
 from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
-# The prefix of `encrypted_content`. The rest of this field is the reasoning in base64, not encrypted. The field exists
-# because some clients send back no other field of a reasoning item.
+# The prefix of the field `encrypted_content` of a reasoning item. The rest of the field is the reasoning in base64, not
+# encrypted. Replies have the field because some clients send back no other field of a reasoning item.
 OWN_REASONING = "mlx_engine:"
 ENCRYPTED = "reasoning.encrypted_content"
 
 ROLES = ("user", "assistant", "system", "developer")
 
-# Maps each kind of part to the middle of the names of its events. For example, `response.reasoning_text.delta` has new
-# text of reasoning, and `response.reasoning_text.done` is its end.
+# Maps each kind of `Part` of an answer to the middle of the names of its events. For example,
+# `response.reasoning_text.delta` has new text of the reasoning, and `response.reasoning_text.done` its whole text.
 EVENTS = {"reasoning": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
 
 # Parameters that clients send and that have no effect here; the reply lists them as ignored.
@@ -200,7 +200,7 @@ class ResponsesRequest(Body, forbid_unknown_fields=True, kw_only=True):
         return given
 
     def _echo(self, tools: Sequence[Json]) -> Json:
-        """Return the parameters of the request that the reply repeats."""
+        """Return the parameters that the reply repeats; `tools` is `Tools.shown`."""
         labels = {name: getattr(self, name) for name in ("prompt_cache_key", "safety_identifier", "user")}
         reasoning, text = self.reasoning or Reasoning(), self.text or TextOptions()
         verbosity = {} if text.verbosity is None else {"verbosity": text.verbosity}
@@ -229,7 +229,7 @@ class Tools:
 
     Attributes:
         of_chat: the tools in the form of /v1/chat/completions.
-        names: maps the name of each tool in the chat to its namespace (or None) and its name in the request.
+        names: maps each tool's name in the chat to the tool's namespace (or None) and name in the request.
         shown: the tools in the form in which a reply repeats them.
     """
 
@@ -253,7 +253,7 @@ class Tools:
                 chat.ignore(f"tool {kind:.80}")
 
     def flat_name(self, namespace: str | None, name: str) -> str:
-        """Return a tool's name in the chat. A tool that only a call in `input` names gets a name, too."""
+        """Return a tool's name in the chat, also for a tool that occurs only in a call in `input`."""
         return self._flat.get((namespace, name)) or _flat(namespace, name)
 
     def _read_namespace(self, chat: Chat, namespace: Json, at: str) -> None:
@@ -363,7 +363,7 @@ class ResponsesReply(PartsReply):
         return self._event("response.created", response=self._running()) + self.heartbeat()
 
     def heartbeat(self) -> bytes:
-        """Return the event `response.in_progress`, because clients do not count SSE comments as activity."""
+        """Return the event `response.in_progress`. Clients count it as activity, unlike an SSE comment."""
         return self._event("response.in_progress", response=self._running())
 
     def end(self) -> bytes:

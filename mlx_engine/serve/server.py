@@ -37,8 +37,9 @@ from mlx_engine.serve.registry import Models
 # more than 16 KiB. It does not check the size of complete headers, so larger pieces would let larger headers pass.
 PIECE = 1 << 14
 
-# Bytes that are read at once from a body. Larger reads are faster, because the event loop waits for the GIL after each
-# read. The first read of a request is at most PIECE bytes, so that many new requests do not occupy the loop for long.
+# The most bytes of a body that are read at once. Larger reads are faster, because the event loop waits for the GIL
+# after each read. The first read of a request is at most PIECE bytes, so that many new requests do not occupy the loop
+# for long.
 LARGE_READ = 1 << 18
 
 # Seconds from the refusal of a request until its connection is closed. Until then, incoming data is read and discarded:
@@ -49,9 +50,9 @@ CODES = {408: "request_timeout", 431: "headers_too_large"}
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# The most connections: each takes 6 KB and is checked ten times a second.
+# The most connections. Each takes 6 KB, and time for `Connection.check`, which is called ten times a second.
 MOST_CONNECTIONS = 4096
-# Connections that asyncio accepts in one turn of its loop, before any callback runs.
+# The most connections that asyncio accepts in one iteration of its loop, before it runs other callbacks.
 ACCEPTED_AT_ONCE = 16
 # File descriptors that are reserved for files, pipes, and connections that are being accepted or closed.
 SPARE_DESCRIPTORS = 128
@@ -84,11 +85,11 @@ def most_connections() -> int:
 
 
 class Patience(NamedTuple):
-    """The number of seconds that the server waits for a client.
+    """The number of seconds that the server waits for a client before it closes the connection.
 
     Attributes:
-        head: for all headers of a request, after the connection was made or the last reply was sent.
-        read: for a client that does not read its reply.
+        head: from the start of the connection, or the end of a reply, until all headers of the next request arrive.
+        read: while the client reads nothing of its reply.
     """
 
     head: float = 60.0
@@ -174,7 +175,7 @@ class Connection(H11Protocol):
             self._limit.remove(self)
 
     def check(self, patience: Patience) -> None:
-        """Close the connection if the client has made the server wait for too long."""
+        """Close the connection if the client is slower than `patience`, or LINGER_SECONDS after a refused request."""
         now, n_unsent = self.loop.time(), self.transport.get_write_buffer_size()
         if not n_unsent or n_unsent < self._n_unsent:
             self._moved_at = now
@@ -255,7 +256,7 @@ def listen(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Runs an application until the process gets a signal, or the engine thread of the only model dies.
 
-    The server accepts connections while a model is loaded.
+    The server accepts connections even before its models have been loaded.
 
     At the first signal (Ctrl-C), new requests are refused with 503, and running answers may take `grace` seconds to
     end. At a second signal, running answers end at once, and their clients get an error.

@@ -74,7 +74,7 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """The version, the backend, and the types of activations and of keys and values that are not the defaults."""
+        """The version and the backend; also the types of activations and of keys and values, if not the defaults."""
         be = self.engine.backend
         rounded = "" if be.activations == EXACT else f"-{be.activations}"
         rounded += "" if be.kv_type == kv_type_of(be.activations) else f"-kv_{be.kv_type}"
@@ -86,7 +86,7 @@ class Service:
         return list(self._named)
 
     def adapter(self, name: str | None) -> str | None:
-        """Return the adapter that a request's model name selects, or BASE if the name selects no adapter.
+        """Return the adapter that a request's model name selects; BASE (the model alone) if it selects no adapter.
 
         Return None if the model has no adapters.
         """
@@ -96,9 +96,9 @@ class Service:
 
     @property
     def _named(self) -> dict[str, tuple[str, str]]:
-        """Maps each name that requests may use to the name in replies (MODEL or MODEL:ADAPTER) and the adapter.
+        """A map from each name that requests may use to the name in replies (MODEL or MODEL:ADAPTER) and the adapter.
 
-        A name cannot be split at its colon, because models and adapters may have colons in their names.
+        Splitting a name at its colon would be ambiguous, because models and adapters may have colons in their names.
         """
         names = list(dict.fromkeys([self.model, *self.aliases]))
         found = dict.fromkeys(names, (self.model, BASE))

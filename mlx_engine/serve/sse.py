@@ -58,12 +58,12 @@ class EventStream(Response):
 
 
 class LateStream(EventStream):
-    """A stream that sends comments while the model of its request is loaded, and then the events of the response.
+    """A stream that sends comments until the model of its request is loaded, and then the events of the response.
 
     Args:
         comments: yields comments until the model can be used; raises an error if the model cannot be loaded.
-        handle: handles the request. The argument of `handle` is a function that sends a response; `handle` passes an
-            `EventStream` to this function.
+        handle: handles the request. Its argument is a function that sends a response; `handle` calls this function with
+            an `EventStream`.
         failure: returns the event that reports an error.
     """
 

@@ -53,16 +53,16 @@ class AnswerStatus(msgspec.Struct, frozen=True):
 
 
 class PageGroup(msgspec.Struct, frozen=True):
-    """Counts of the pages of a group of layers: the layers with the same attention window.
+    """The numbers of pages of a group of layers. A group is all layers with the same attention window.
 
-    Each page is in exactly one of the counts.
+    Each page is counted in exactly one of `free`, `cached`, `shared` and `owned`.
 
     Attributes:
         window: the window in tokens; None for layers that attend to every token.
-        free: pages that neither a sequence nor the prefix cache holds.
-        cached: pages that only the prefix cache holds; they can be reclaimed.
-        shared: pages that an answer holds with another answer or with the prefix cache.
-        owned: for each running answer, the pages that it holds alone.
+        free: the number of pages that neither an answer nor the prefix cache holds.
+        cached: the number of pages that only the prefix cache holds; they can be reclaimed.
+        shared: the number of pages that an answer holds with another answer or with the prefix cache.
+        owned: for each running answer, the number of pages that it holds alone.
     """
 
     window: int | None
@@ -78,7 +78,7 @@ class PrefixNode(msgspec.Struct, frozen=True):
     Attributes:
         parent: the index of the parent in `PrefixStatus.nodes`, or -1 if the parent is the root.
         start: position of the node's first token.
-        text: the text of the node's first tokens, with an ellipsis if others follow; None if texts are not shown.
+        text: the text of the node's first tokens, with an ellipsis if the node has more; None if texts are not shown.
         n_pages: number of the node's pages, summed over all groups of layers.
         in_use: number of these pages that answers also hold.
         references: the largest reference count of these pages.
@@ -115,7 +115,8 @@ class PrefixStatus(msgspec.Struct, frozen=True):
 class StepStatus(msgspec.Struct, frozen=True, array_like=True):
     """A step: its numbers of decode and prefill tokens, and its seconds.
 
-    `limit` is the seconds to read the step's bytes at the memory bandwidth; None if the bandwidth is unknown.
+    `limit` is the least time of the step in seconds: the bytes that it reads, divided by the memory bandwidth. `limit`
+    is None if the bandwidth is unknown.
     """
 
     n_decode: int
@@ -199,7 +200,7 @@ class Monitor:
         )
 
     def _prefix(self, scheduler: Scheduler) -> PrefixStatus | None:
-        """Return the prefix cache's status, or None without a cache. With work left, it may be TREE_INTERVAL old."""
+        """Return the prefix cache's status, at most TREE_INTERVAL old while there is work; None without a cache."""
         cache, now = scheduler.prefix, self._clock()
         if cache is None or (now - self._tree_read_at < TREE_INTERVAL and scheduler.has_work):
             return self._tree

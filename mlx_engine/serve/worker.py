@@ -24,7 +24,7 @@ from mlx_engine.loop.scheduler import Scheduler, StepOutput
 from mlx_engine.serve.call import Call, Progress
 from mlx_engine.serve.errors import ApiError
 
-# Seconds without a step, while there is work, after which the engine counts as stalled.
+# The engine counts as stalled if there is work, but no step has ended for this number of seconds.
 STALLED_SECONDS = 60.0
 
 # "submit" or "cancel", and the call whose requests are to be submitted or cancelled.
@@ -85,7 +85,7 @@ class Cores:
                 self._condition.notify_all()
 
     def step(self, scheduler: Scheduler) -> StepOutput:
-        """Run a step. If another model generates answers, run few prompt tokens, so that its answers wait less."""
+        """Run a step. If another model generates answers, run few prompt tokens, so that those answers wait less."""
         with self.turn():
             scheduler.others_answer = bool(self._answering - {scheduler})
             try:
@@ -103,9 +103,9 @@ class StepUpdate(NamedTuple):
 
     Attributes:
         report: the scheduler's report of the step.
-        reached: the progress of each output, by request.
+        reached: maps each request to the progress of its outputs.
         load: the use of the engine.
-        snapshot: a new value for `Worker.snapshots`; None if there is none.
+        snapshot: the next value that `Worker.snapshots` yields; None if there is no new value.
     """
 
     report: StepOutput
@@ -186,7 +186,7 @@ class Worker:
         return self._thread.ident is not None
 
     def close(self) -> None:
-        """Refuse new requests, and end the readers of snapshots. Running answers continue."""
+        """Refuse new requests, and end the iterators of `snapshots`. Running answers continue."""
         self.is_closing = True
         self._updated.set()
 
@@ -415,6 +415,7 @@ class Worker:
         self._post(partial(self._receive, StepUpdate(report, reached, load, snapshot)))
 
 
+# The number of answers over which `Rates` measures.
 ENDS = 64
 
 

@@ -56,7 +56,7 @@ class Merges(Sequence[tuple[str, str]]):
         return any(f"{token[:i]} {token[i:]}" in self._known for i in range(1, len(token)))
 
     def check(self, ids: dict[str, int]) -> None:
-        """Raise TokenizerError for a merge that produces no token. The library's error does not name the merge."""
+        """Raise TokenizerError if a merge produces no token. Unlike the library's error, it names the merge."""
         for index, merge in enumerate(self._read.strings(_KEY)):
             if merge.replace(" ", "") not in ids:
                 expected = "two tokens of the vocabulary that make a third"
@@ -84,10 +84,10 @@ def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, 
 
 
 def without_control(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges) -> Sequence[tuple[str, str]]:
-    """Return the merges, without those that join or produce a control, unknown, unused or undefined token.
+    """Return the merges, without merges that join or produce a control, unknown, unused or undefined token.
 
     So plain text such as `</s>` is not encoded as a control token. If no merge produces such a token, return all
-    merges.
+    merges, also those that join one.
 
     Raises:
         TokenizerError: a merge produces no token. If all merges are returned, the library checks them later.

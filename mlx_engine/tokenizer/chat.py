@@ -42,7 +42,7 @@ class Markers:
 
     Attributes:
         ids: maps the text of each marker to its id.
-        always: the markers that are user-defined tokens, which `Tokenizer.encode` finds in any text.
+        always: the markers that are user-defined tokens. `Tokenizer.encode` finds these tokens in any text.
     """
 
     tokenizer: Tokenizer
@@ -92,7 +92,7 @@ class Markers:
         return self._spelled.sub(lambda match: MARK + match[0], text)
 
     def written(self, marked: str) -> list[int]:
-        """Return the ids of the markers after each MARK in a marked text."""
+        """Return the ids of the markers that follow a MARK in a marked text."""
         return [self.ids[match[1]] for match in self._written.finditer(marked)]
 
     def among(self, ids: Iterable[int]) -> list[int]:
@@ -124,7 +124,10 @@ class Markers:
 
 
 def _without(tokenizer: Tokenizer, text: str, forbidden: Collection[int]) -> list[int]:
-    """Encode plain text. If a normaliser turns a part into an id of `forbidden`, encode both halves separately."""
+    """Return the ids of plain text. If they include an id of `forbidden`, encode both halves of the text separately.
+
+    A normaliser can cause such an id, although the text has been split inside each user-defined marker.
+    """
     ids = tokenizer.encode(text)
     if len(text) < 2 or not any(i in forbidden for i in ids):
         return ids
@@ -138,8 +141,8 @@ ITEM_BYTES = array("I").itemsize
 class History:
     """Marked texts of prompts and answers with their ids; the least recently used texts are dropped. Thread-safe.
 
-    Encoding the text of an answer may give other ids than the model generated, and the KV cache could not be reused. So
-    if a prompt begins with a remembered text, `chat_ids` uses the remembered ids.
+    Encoding the text of an answer may give other ids than the model generated; the KV cache of the answer could then
+    not be reused. So if a prompt begins with a remembered text, `chat_ids` uses the remembered ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_entries: int = 1024, max_tokens: int = 1 << 20) -> None:
@@ -159,7 +162,7 @@ class History:
             self._add(_packed(ids), marked)
 
     def add_answer(self, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
-        """Remember the ids of an answer; do nothing if its prompt has been dropped.
+        """Remember a prompt followed by its answer; do nothing if the prompt has been dropped.
 
         End tokens at the end of the answer are left out: in the next prompt, the template writes its own end token.
         """
@@ -232,8 +235,8 @@ def chat_ids(
     rewrites them to forms that the template supports. A BOS is added if `Tokenizer.add_bos` is true and the template
     has not written one.
 
-    The roles of messages are trusted, because a template may compose control tokens from them. A program that gets
-    roles from users must restrict them to `chat_prompt.ROLES`.
+    A template may compose control tokens from the roles of messages, and this function does not prevent that. So a
+    program that gets roles from users must restrict them to `chat_prompt.ROLES`.
 
     Args:
         tokenizer: the model's tokenizer, with its chat template.

@@ -114,8 +114,8 @@ class SpokenCalls(str):
         return SpokenCalls(change(text) if text else "", _map(calls, change), write)
 
 
-# Matches the escape of a high surrogate by `repr`, which formats the arguments of Python-style calls. `SpokenCalls`
-# undoes the escape, because `chat.py` uses high surrogates as placeholders for characters.
+# Matches a high surrogate in the form in which `repr` escapes it. `chat.py` uses high surrogates as placeholders for
+# characters, and `repr` formats the arguments of Python-style calls, so `SpokenCalls` undoes the escape.
 STAND_IN = re.compile(r"(?<!\\)\\u(d[89ab][0-9a-f]{2})")
 
 
@@ -242,7 +242,7 @@ SWITCHES = ("enable_thinking", "thinking")
 # expression or a statement.
 BEGIN, END = re.compile(r"\{[#{%]"), re.compile(r"[%}]\}")
 NAME = re.compile(r"[A-Za-z_]\w*")
-# A name in code that is neither an attribute nor quoted.
+# Matches a name in code that is neither an attribute nor quoted.
 READ = re.compile(rf"(?<![.\w'\"]){NAME.pattern}(?![\w'\"])")
 
 
@@ -320,7 +320,7 @@ def _names(template: str) -> frozenset[str]:
 def _code(template: str) -> Iterator[str]:
     """Yield the text of each expression and statement, in linear time.
 
-    A single regular expression for all of them would take quadratic time.
+    A single regular expression that finds all of them would take quadratic time.
     """
     last_comment, last = template.rfind("#}"), max(template.rfind("%}"), template.rfind("}}"))
     at = 0

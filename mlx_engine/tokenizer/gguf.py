@@ -26,7 +26,8 @@ from mlx_engine.tokenizer.vocabulary import (
 )
 
 _log = logging.getLogger(__name__)
-# Gemma 4's tokens are spelled as in SPM, but are merged by a merge list and not by scores.
+# Maps each value of `tokenizer.ggml.model` to the kind of vocabulary. Gemma 4's tokens are spelled as in SPM, but are
+# merged by a merge list and not by scores.
 _KINDS: dict[str, Kind] = {"gpt2": "byte-level BPE", "llama": "SPM", "gemma4": "SPM"}
 _TOKENS = "tokenizer.ggml.tokens"
 
@@ -35,8 +36,9 @@ def from_gguf(metadata: Mapping[str, object], *, where: str) -> Tokenizer:
     """Build the tokenizer that a GGUF file describes; `where` names the file in errors.
 
     Names of pre-tokenizers, the texts of end tokens, and missing keys are interpreted as in llama.cpp. If the file
-    names no pre-tokenizer, byte-level BPE uses `default`, with a warning. If keys are missing, SPM adds a BOS and
-    a space before the text, and uses ids 1, 2 and 0 for BOS, EOS and unknown if these tokens have the right types.
+    names no pre-tokenizer, byte-level BPE uses `default`, with a warning. SPM has these defaults for missing keys: a
+    BOS and a space are added before the text, and BOS, EOS and unknown are ids 1, 2 and 0, if these tokens have the
+    right types.
 
     If merges of byte-level BPE produce a normal token that is spelled like an end token, the token stays normal, unlike
     in llama.cpp. Qwen has such a token, `</s>`.

@@ -167,7 +167,7 @@ class Loaded:
         special: maps the id of each added token, in decimal, to whether the token is special.
         parts: normaliser, pre-tokenizer and decoder, each as JSON, or None.
         unknown: the token for unknown characters; None if there is none.
-        first: a list of the first id that the post-processor adds to an empty text; empty if it adds none.
+        first: a list with the first id that the post-processor adds to an empty text; empty if it adds no ids.
         last: the ids that the post-processor adds after a text.
         trims: whether any added token also matches the white space around it.
         byte_fallback: whether unknown characters are encoded as tokens of their bytes.
@@ -324,7 +324,7 @@ class _FolderConfig:
         return template if isinstance(template, str) else None
 
 
-# Maps the file names of other forms of tokenizers to a description of the form.
+# Maps the file name of each other form of tokenizer to a description of this form.
 _OTHER_FORMS = {
     "tokenizer.model": "a SentencePiece model",
     "vocab.json": "an older form of byte-level BPE",
@@ -340,7 +340,7 @@ def tokenizer_json(folder: Path) -> Path:
     """Return the path of a folder's tokenizer.json.
 
     Raises:
-        SourceError: there is no tokenizer.json. The error names the file of a tokenizer in another form.
+        SourceError: there is no tokenizer.json. If the folder has another form of tokenizer, the error names its file.
     """
     path = folder / "tokenizer.json"
     if path.exists():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# Placeholders for characters (see `chat.py`) are lone surrogates, which strict UTF-8 cannot encode.
+# HALVES lets UTF-8 encode lone surrogates, which `chat.py` uses as placeholders for characters.
 ENCODING, HALVES = "utf-8", "surrogatepass"
 
 
@@ -287,7 +287,7 @@ def answer(request: Mapping[str, Any], text: bytes) -> dict[str, object]:
 
 
 def main() -> None:
-    """Answer requests until stdin ends. A request is a line of JSON and a text in UTF-8, an answer a line of JSON."""
+    """Answer requests until stdin ends. A request is a line of JSON and a UTF-8 text; an answer is a line of JSON."""
     confine()
     for line in sys.stdin.buffer:
         request = json.loads(line.decode(ENCODING, HALVES))

@@ -99,8 +99,8 @@ class SandboxProcess:
     """A process that runs `sandbox.py` and answers one request at a time. Thread-safe.
 
     The process is ended after a failure, after MAX_USES requests if it renders templates, when this object is dropped,
-    and at exit. An input that a template or the library `tokenizers` refuses is not a failure. The next request starts
-    another process, and so does the next request in a forked child.
+    and at exit. An input that a template or the library `tokenizers` refuses is not a failure. When the process has
+    ended, the next request starts another process. After a fork, the child also starts another process.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,9 @@ class SandboxProcess:
         _ALL.add(self)
 
     def ask(self, request: Mapping[str, object], limits: Limits, where: str) -> list[str]:
-        """Return the text that the template renders for each input of a request; `where` names the template's file.
+        """Return the text that the template renders for each input; `where` names the template's file.
+
+        `request` has the arguments `template`, `inputs` and `names` of `sandbox.render`.
 
         Raises:
             ChatTemplateError: the template is invalid, refuses an input, fails or exceeds its limits, or the process
@@ -126,7 +128,7 @@ class SandboxProcess:
         return texts
 
     def ask_each(self, request: Mapping[str, object], limits: Limits, where: str) -> list[str | None]:
-        """Return the text that the template renders for each input; None if it refuses the input, or fails.
+        """Return what `ask` returns, but None for an input that the template refuses, or for which it fails.
 
         Raises:
             ChatTemplateError: the template exceeds its limit of time or of length, or the process cannot be started.
@@ -160,7 +162,8 @@ class SandboxProcess:
             try:
                 for each in (first, request) if first is not None and is_new else (request,):
                     answer = _exchange(process, each)
-            # Also stop the process after a KeyboardInterrupt. Otherwise, the next request would read this answer.
+            # Also stop the process after a KeyboardInterrupt: otherwise, the next request would read the answer to this
+            # request.
             except BaseException:
                 self._stop()
                 raise

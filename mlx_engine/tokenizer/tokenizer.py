@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 
 
-# Texts of more than SHORT characters are encoded by a call that releases the GIL. This call starts the library's
-# thread pool, and old versions of the library then warn in forked processes. So shorter texts, which take less than
-# 10 ms, are encoded by a call that holds the GIL.
+# Texts of more than SHORT characters are encoded by a call that releases the GIL. This call starts the thread pool of
+# the tokenizers library, and old versions of the library then warn in forked processes. So shorter texts, which take
+# less than 10 ms, are encoded by a call that holds the GIL.
 SHORT = 1 << 13
 
 # The normal forms of Unicode can make text shorter: up to 4 bytes become 1, as when U+1D400 becomes "A".
@@ -32,8 +32,9 @@ NORMAL_FORMS, SHRINKING = ("NFC", "NFD", "NFKC", "NFKD"), 4
 class Tokenizer:
     """A model's tokenizer, created by `from_gguf`, `from_json` or `load_tokenizer`. Thread-safe.
 
-    `decode(encode(text)) == text` with three exceptions: SPM decodes U+2581 as a space; without tokens for all bytes,
-    SPM encodes unknown characters as the unknown token; and a `tokenizer.json` may normalise text.
+    `decode(encode(text)) == text` with three exceptions: SPM (SentencePiece) decodes U+2581 as a space; an SPM
+    vocabulary without tokens for all bytes encodes unknown characters as the unknown token; and a `tokenizer.json` may
+    normalise text.
     """
 
     def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer | FileTokenizer) -> None:
@@ -71,7 +72,7 @@ class Tokenizer:
 
     @property
     def pre(self) -> str | None:
-        """The pre-tokenizer's name in a GGUF file; None for Gemma 4, a `tokenizer.json`, and SPM without a name."""
+        """The pre-tokenizer's name in a GGUF file; None for Gemma 4, a `tokenizer.json`, or SPM files without one."""
         return self._vocabulary.pre
 
     @property
@@ -101,7 +102,7 @@ class Tokenizer:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The ids that, by the file's settings, follow a text. They are appended only to texts for embeddings."""
+        """The ids to append to texts for embeddings, by the file's settings. They are not appended to prompts."""
         return self._vocabulary.ends
 
     @property
@@ -124,8 +125,9 @@ class Tokenizer:
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Return the token ids of a text. No token is added, not even a BOS.
 
-        With `special`, control tokens spelled in the text, such as `<|im_start|>`, become their ids. Without, they are
-        encoded as plain text, so that user input cannot forge a chat turn. User-defined tokens are always recognised.
+        With `special`, control tokens spelled in the text, such as `<|im_start|>`, become their ids. Otherwise, they
+        are encoded as plain text, so that user input cannot forge a chat turn. User-defined tokens are always
+        recognised.
 
         Raises:
             TokenizerError: the text is not valid Unicode (a lone surrogate), or the vocabulary cannot encode it.
@@ -169,8 +171,8 @@ class Tokenizer:
     def _plain_core(self) -> tokenizers.Tokenizer:
         """A second tokenizer of the library, which encodes control tokens as plain text.
 
-        In the library, this is a setting of the tokenizer and not an argument of `encode`. So concurrent threads need
-        two tokenizers. These share the vocabulary and the merges.
+        In the library, this is a setting of the tokenizer and not an argument of `encode`. So threads that encode with
+        and without control tokens at the same time need two tokenizers. These share the vocabulary and the merges.
         """
         whole = self._core
         assert isinstance(whole, tokenizers.Tokenizer)  # noqa: S101 - `FileTokenizer.encode` has an argument for this
@@ -183,7 +185,7 @@ class Tokenizer:
         return core
 
     def _first_control(self, ids: list[int]) -> int | None:
-        """Return the first id that is a control token, if any."""
+        """Return the first id that is a control token; None if no id is one."""
         # The ids are searched in parts, because other threads can take the GIL only between calls into C.
         control, rest = self._vocabulary.control_ids, iter(ids)
         while part := list(islice(rest, SHORT)):
@@ -226,8 +228,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = False, at_start: bool = True) -> str:
         """Return the text of token ids. Bytes that are not valid UTF-8 become U+FFFD.
 
-        `skip_special` leaves out control tokens. SPM's encoding adds a space to the start of a text, which is removed
-        here, unless `at_start` is false because the ids continue a text. Raise TokenizerError for an unknown id.
+        `skip_special` leaves out control tokens. SPM's encoding adds a space to the start of a text. This space is
+        removed if `at_start` is true; pass false if the ids continue a text. Raise TokenizerError for an unknown id.
         """
         stream = self.stream(skip_special=skip_special, at_start=at_start)
         return "".join([*map(stream.add, ids), stream.finish()])
@@ -264,7 +266,7 @@ class Tokenizer:
 
 
 def _keeps_text(normalizer: Iterable[dict[str, Any]], pre_tokenizer: Iterable[dict[str, Any]]) -> bool:
-    """Return whether normalisation and splitting keep the whole text; Unicode's normal forms may shorten it."""
+    """Return whether normalisation and splitting remove no text; Unicode's normal forms may still shorten it."""
     normal = all(
         step["type"] in (*NORMAL_FORMS, "Prepend", "ByteLevel")
         or (

@@ -59,7 +59,7 @@ BYTES_AS_CHARACTERS = dict.fromkeys(range(256), 256) | {ord(c): byte for c, byte
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Tokens by id, their types, and the ids with a role. `ends` has the ids to append to texts for embeddings."""
+    """Tokens by id, their types, and the ids of BOS, EOS and so on. `ends` is appended to the ids of texts to embed."""
 
     where: str
     kind: Kind
@@ -112,17 +112,17 @@ class Vocabulary:
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
-        """Tokens that `encode` produces only with `special`."""
+        """Ids of tokens that `encode` produces only with `special`."""
         return frozenset(self.ids_of(TokenType.CONTROL))
 
     @cached_property
     def literal_ids(self) -> frozenset[int]:
-        """Tokens whose text is literal: no character in it represents a byte or a space."""
+        """Ids of tokens whose text is literal: no character in it represents a byte or a space."""
         return frozenset(self.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED))
 
     @cached_property
     def silent_ids(self) -> frozenset[int]:
-        """Tokens without text: gaps and padding of the vocabulary."""
+        """Ids of tokens without text: gaps and padding of the vocabulary."""
         return frozenset(self.ids_of(TokenType.UNUSED, TokenType.UNDEFINED))
 
     def piece(self, token_id: int) -> bytes:
@@ -155,8 +155,8 @@ class Vocabulary:
 class StreamDecoder:
     """Incremental decoder: the concatenated results of `add` and `finish` equal `decode` of all ids.
 
-    A character whose bytes are spread over several tokens is returned with the last token; invalid bytes become U+FFFD.
-    No id is decoded twice, so a stream of n ids takes O(n) time.
+    If the bytes of a character are spread over several tokens, `add` returns the character with the last of them.
+    Invalid bytes become U+FFFD. No id is decoded twice, so a stream of n ids takes O(n) time.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = False, at_start: bool = True) -> None:
@@ -168,7 +168,7 @@ class StreamDecoder:
 
     @property
     def marks(self) -> Sequence[int]:
-        """The indices in the text, ascending, where tokens begin that may be delimiters (`is_marked`)."""
+        """The start indices, in the text, of the tokens that may be delimiters (`is_marked`), ascending."""
         return self._marks
 
     def add(self, token_id: int) -> str:
@@ -202,7 +202,7 @@ def _as_bytes(text: str) -> bytes:
 
 
 def is_marked(text: str) -> bool:
-    """Return whether a special token has 3 or more characters, so that it may delimit reasoning or calls."""
+    """Return whether a special token may delimit reasoning or tool calls: whether it has 3 or more characters."""
     return len(text.strip()) > 2
 
 
@@ -217,7 +217,7 @@ END_NAMES = frozenset(
         "</s>", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
         "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<end_of_utterance>",
         "<EOT>", "_<EOT>", "[EOT]", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>", "[e~[",
-        # Fill-in-the-middle: padding, next repository, next file. Code models generate one of these to end a file.
+        # Fill-in-the-middle tokens: padding, next repository, next file. Code models end a file with one of them.
         "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
         "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
     }
@@ -307,7 +307,7 @@ class Metadata:
         return list(value)
 
     def numbers(self, key: str, *, count: int, kinds: str) -> NDArray[Any] | None:
-        """Return one finite number per token, or None if the key is missing. `kinds` are NumPy dtype kinds."""
+        """Return one finite number per token; None if the key is missing. `kinds`: the accepted NumPy dtype kinds."""
         value = self.values.get(key)
         if value is None:
             return None

@@ -42,10 +42,10 @@ CONFIG, PEFT_FILE, MLX_FILE = "adapter_config.json", "adapter_model.safetensors"
 PEFT_NAME = re.compile(r"^(.*)\.lora_(A|B)(?:\.default)?(?:\.weight)?$")
 PEFT_PREFIX = "base_model.model."
 MLX_NAME = re.compile(r"^(.*)\.lora_(a|b)$")
-# Finds the part of a module's name from the name of the list of layers on: "layers.3.mlp.up_proj" in
+# Group 1 is a module's name without the prefix before the list of layers: "layers.3.mlp.up_proj" for
 # "model.layers.3.mlp.up_proj".
 IN_LAYER = re.compile(r"(?:^|\.)((?:\w+)\.\d+\..*)$")
-# Values of PEFT's `init_lora_weights` that change the weights of the model before training.
+# If `init_lora_weights` begins with one of these, PEFT changes the weights of the model before training.
 CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # Settings of PEFT that are refused if they are set: they add more to a linear layer than A and B, or change other parts
 # of the model.
@@ -169,18 +169,18 @@ def refuse(name: object, names: Sequence[str]) -> Any:
 
 
 def _first_column(width: int, rank: int) -> int:
-    """Return the first column, at or after `width`, of an adapter of this rank.
+    """Return the first column of an adapter of this rank, if earlier adapters take the first `width` columns.
 
-    Kernels sum over stretches of STRETCH columns, and then add these sums. An adapter of up to STRETCH columns lies
-    within one stretch; a longer adapter begins where a stretch begins. So the bits of its results do not depend
-    on its first column.
+    Kernels compute a sum per stretch of STRETCH columns, and then add these sums. An adapter of up to STRETCH columns
+    lies within one stretch; a longer adapter begins where a stretch begins. So the bits of an adapter's results do not
+    depend on its first column.
     """
     inside = width % STRETCH
     return width if inside + rank <= STRETCH else width - inside + STRETCH
 
 
 def named(given: Sequence[str | Path] | Mapping[str, str | Path]) -> dict[str, Path]:
-    """Return a map of names to adapters' folders. A list has entries NAME=PATH, or PATH to use the folder's name.
+    """Return a map of names to adapters' folders. A list has NAME=PATH or PATH; for PATH, the folder's name is used.
 
     Raises:
         OptionError: a name is empty or "base", or occurs twice; or `given` is a single path instead of a list.
@@ -218,10 +218,10 @@ def open_adapters(folders: Mapping[str, Path], tensors: Mapping[str, Tensor]) ->
 
 
 def _modules(tensors: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
-    """Return, for each module that adapters can change, its matrices.
+    """Return a dict that maps each module that adapters can change to its matrices.
 
-    A key is the end (`IN_LAYER`) of the module's name in transformers. A fused module, such as one for queries, keys
-    and values, has several matrices.
+    A key is the part of the module's name in transformers that `IN_LAYER` finds. A fused module, such as one for
+    queries, keys and values, has several matrices.
     """
     found: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
@@ -300,7 +300,7 @@ ScaleOf = Callable[[str, int], float]
 
 
 def _peft(path: Path, config: Mapping[str, Any]) -> tuple[Pairs, ScaleOf]:
-    """Return a map of modules to A and B in a folder of PEFT, and a function that returns the factor of a module.
+    """Return a map of a PEFT folder's modules to their A and B, and a function that returns a module's factor.
 
     Source: peft, `tuners/lora/config.py` and `tuners/lora/layer.py`.
     """

@@ -23,7 +23,7 @@ _LATENT = ("attn_q_a", "attn_q_b", "attn_q_pe", "attn_kv_a_mqa", "attn_latent", 
 # Maps each group to its layer types, which have GGUF names. The output head has the layer type `output`, even if it is
 # tied to the embedding table.
 GROUPS = {
-    # GGUF files such as GPT-2's have attn_qkv in place of attn_q, attn_k and attn_v. Loaded models have all three.
+    # In GGUF files such as GPT-2's, attn_q, attn_k and attn_v are one tensor, attn_qkv. It is loaded as three layers.
     "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate", *_LATENT),
     # The projections of layers with a recurrent state. LFM2's `in_proj` is loaded as `in_gate`, `out_gate` and `value`;
     # Qwen3-Next's `ssm_ba` as `ssm_beta` and `ssm_alpha`, its `ssm_in` as `attn_qkv` and `delta_gate`.
@@ -40,7 +40,7 @@ GROUPS = {
         "ssm_ba",
         "ssm_in",
     ),
-    # The layer type of a matrix is the same for all experts. Routers (ffn_gate_inp) are never quantised. If a GGUF file
+    # The experts of a layer have the same layer types. Routers (ffn_gate_inp) are never quantised. If a GGUF file
     # has ffn_gate_up_exps, this tensor is loaded as ffn_gate_exps and ffn_up_exps.
     "ffn": (
         "ffn_gate_exps",
@@ -72,8 +72,8 @@ def layer_type(name: str) -> str:
 KEEP, AUTO = "keep", "auto"
 QUANTS = (KEEP, "f32", "q8_0", "q4_0", "q4_1")
 # For layers of at least this width, Q8_0 is at least as fast as F32, with one thread and with several: measured by
-# `python -m benchmarks.crossover` (benchmarks/results/crossover.jsonl). This is the width of one block, so by default
-# `min_dim` excludes no layer.
+# `python -m benchmarks.crossover` (benchmarks/results/crossover.jsonl). The quantised types have blocks of this width,
+# and narrower rows fill no block. So the default `min_dim` excludes no layer that could be quantised.
 AUTO_MIN_DIM = 32
 
 

@@ -1,7 +1,7 @@
 """Mixtures of experts in files: the tensors of a layer's experts and router, and their names and shapes in each format.
 
-In the model, each expert has its own matrices, views of the file's bytes if possible. Files store each matrix as a
-tensor, or stack the matrices of all X experts of a layer in one tensor. F is the FFN size, D the hidden size:
+In the model, each expert has its own matrices, views of the file's bytes if possible. Files store one tensor per
+matrix, or stack the matrices of all X experts of a layer in one tensor. F is the FFN size, D the hidden size:
 
     GGUF                        blk.0.ffn_gate_exps.weight (X, F, D); files of early 2024: blk.0.ffn_gate.3.weight;
                                 Gemma 4, and optionally others: blk.0.ffn_gate_up_exps.weight (X, 2F, D), gate first
@@ -86,8 +86,8 @@ class Names:
 class Routed(ConfigBase):
     """A base class of configs with experts. Subclasses declare `n_experts`, `n_experts_used` and `normalize`.
 
-    Subclasses may also declare `n_dense`, the number of layers without experts at the beginning; `groups`, the value of
-    `Routing.groups`; and `routed_scale`, a factor of the weighted sum of the chosen experts' outputs.
+    Subclasses may also declare `n_dense`, the number of layers without experts, which are the first ones; `groups`, the
+    value of `Routing.groups`; and `routed_scale`, a factor of the weighted sum of the chosen experts' outputs.
     """
 
     scoring: ClassVar[Scoring] = "softmax"
@@ -107,7 +107,7 @@ class Routed(ConfigBase):
         return keys if self.scoring == "softmax" else {**keys, "expert_gating_func": SIGMOIDS}
 
     def routing(self, p: Parameters, i: int) -> Routing:
-        """Return how the router of layer i chooses and weights experts."""
+        """Return the rule by which layer i chooses a token's experts and computes their weights."""
         of: Any = self
         name, scale = f"blk.{i}.exp_probs_b", getattr(of, "routed_scale", 1.0)
         return Routing(
@@ -134,7 +134,8 @@ class InGroups(Routed):
 class Count(Setting):
     """The number of experts in each layer.
 
-    config.json has one of three keys: "num_local_experts" (since transformers 5), "num_experts", or `published`.
+    config.json has one of three keys: "num_local_experts" (since transformers 5), "num_experts", or the key that the
+    field `published` names.
     """
 
     published: str = "num_experts"
@@ -162,8 +163,8 @@ class OfFolders(Setting):
     """A setting that has a key in config.json, but none in GGUF.
 
     Attributes:
-        in_gguf: the value that llama.cpp assumes for GGUF files, or a function that returns it, given the fields that
-            were read before.
+        in_gguf: the value that llama.cpp assumes for GGUF files, or a function that returns this value, called with the
+            fields that have been read so far.
         hf: the key in config.json.
         kind: the function that reads the key, usually a method of `Settings`.
         usual: the default in config.json.
@@ -216,7 +217,7 @@ def sparse_layers(cfg: Any) -> list[int]:
 
 
 def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: int) -> Plan:
-    """Return the plan plus the tensors of each layer's router and experts; the FFN size is `expert_size`."""
+    """Return the plan plus the tensors of each layer's router and experts; an expert has the FFN size `expert_size`."""
     cfg = plan.config
     made = list(plan.tensors)
     for i in sparse_layers(cfg):
@@ -261,7 +262,7 @@ def _tensors(
     if names.interleaved:
         hf = _interleaved(checkpoint, f"{blocks[0]}.experts", PARTS[part], size[0], n)
     else:
-        # Gate and up are halves of the rows of the first fused tensor.
+        # The first fused tensor has the rows of gate, then those of up.
         name, how = names.fused[PARTS[part] == "down"], {"rows": half, "transposed": names.are_transposed}
         fused = [_of_block(f"{block}.{name}", n, **how) for block in blocks]
         own, stacked = names.parts[part], f"{names.stacked}.{names.stacked_parts[part]}.weight"

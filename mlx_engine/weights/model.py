@@ -135,7 +135,7 @@ class Model(Protocol):
         self.backend = backend
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
-        """Begin a forward pass. Return a function that waits for its logits (R, V); None if no token is wanted."""
+        """Begin a forward pass; return a function that waits for the logits (R, V), or None if no token is wanted."""
         logits = self.forward(batch)
         return None if logits is None else lambda: logits
 
@@ -207,9 +207,9 @@ class Architecture:
 def architectures_of(module: Any) -> Sequence[Architecture]:
     """Return the architectures of a module of `mlx_engine/models`; none if the module has no `ARCHITECTURES`.
 
-    If the module has one architecture, `ARCHITECTURES` may be the tuple `Architecture.names`. The title is then the
-    first line of the module's docstring, and the other attributes are the module's `GGUF_ARCHITECTURE`, `Config`,
-    `Model` and `plan`.
+    If the module has one architecture, `ARCHITECTURES` may be a tuple of its names (`Architecture.names`). The title is
+    then the first line of the module's docstring, and the other attributes are the module's `GGUF_ARCHITECTURE`,
+    `Config`, `Model` and `plan`.
     """
     found = getattr(module, "ARCHITECTURES", ())
     if not found or isinstance(found[0], Architecture):
@@ -301,7 +301,7 @@ class Planned(NamedTuple):
         return frozenset(found)
 
     def stored_types(self) -> Mapping[str, int]:
-        """Map the name of each weight type in the file to the number of bytes of the layers' weights of this type."""
+        """Return the types of the layers' weights in the file, as {name of the type: bytes of these weights}."""
         found = Counter[str]()
         for name, tensor in self.tensors.items():
             if name.startswith("blk."):
@@ -363,8 +363,8 @@ def open_model(path: Path, allow_settings: Sequence[str] = ()) -> Checkpoint:
     Raises:
         OptionError: one of the names is not a setting of the file.
         SourceError, FormatError: the file cannot be opened, or is damaged.
-        ModelError: the quantisation of a folder is not implemented. If `allow_settings` has names, this is also raised
-            if the architecture is not implemented, or a setting that `allow_settings` does not name.
+        ModelError: the quantisation of a folder is not implemented. If `allow_settings` has names, also raised if
+            the architecture is not implemented, or if a setting that is not among the names is not implemented.
     """
     check_allowed(allow_settings)
     checkpoint = open_checkpoint(path)

@@ -108,7 +108,7 @@ class OutlineBackend:
         mapped_expert_nbytes: bytes of the matrices of experts that stay in the mapped file.
         shapes: the shapes (N, K) of the matrices.
         saved: bytes that would be saved if every matrix were stored as Q8_0; matrices that would grow count as 0.
-        expanded: if `Backend.prepare` expands a weight type, maps the name of the type to the size of its matrices.
+        expanded: maps a weight type's name to the size of its matrices; only types that `Backend.prepare` expands.
         types: maps each weight type to the bytes of its matrices before they are prepared.
     """
 
@@ -177,7 +177,7 @@ class OutlineBackend:
         return OpByOp(cast(Backend, self), layers)
 
     def _held_expert(self, weight: Weight | LazyWeight, nbytes: int) -> int:
-        """Return the bytes of an expert's matrix in the result of `stack_some`, or `nbytes` without `stack_some`."""
+        """Return the bytes of an expert's matrix after `stack_some`; `nbytes` if the backend does not implement it."""
         if not self._backend.holds_some_experts:
             return nbytes
         n_rows, width = math.prod(weight.shape[:-1]), weight.shape[-1]
@@ -385,7 +385,7 @@ def probe(backend: Backend, type_: GGMLType, width: int) -> tuple[Weight, Native
 
 
 def stored_types(backend: Backend) -> tuple[str, ...]:
-    """Return the names of the readable types that this backend does not expand to float32, and F32."""
+    """Return the names of F32 and of the readable types that this backend does not expand to float32."""
 
     def is_stored(type_: GGMLType) -> bool:
         nbytes = probe(backend, type_, COLUMNS)[2] / ROWS

@@ -86,7 +86,7 @@ class Parameters:
             return self._prepare(f"{name}.weight", weight)
         self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
-        if type(weight) is not Weight:  # the `data` of a subclass is made in memory
+        if type(weight) is not Weight:  # the `data` of a subclass is computed, so it is no view of the file
             return weight
         return TableInFile(weight.name, weight.shape, weight.type, weight.data)
 
@@ -140,7 +140,7 @@ class Parameters:
         return ExpertLinear(name, weights, (shape[0], shape[1]), weights.nbytes, n)
 
     def _type(self, name: str, stored: Weight) -> tuple[GGMLType, str]:
-        """Return the type of a linear layer after loading, and why it keeps its type (`Conversion.type_of`)."""
+        """Return a linear layer's type after loading, and the reason if it is not converted (`Conversion.type_of`)."""
         return self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored.type)
 
     def _reported_type(self, name: str, stored: Weight) -> GGMLType:
@@ -180,11 +180,11 @@ class Parameters:
         return RMSNorm(name, self._packed(f"{name}.weight", self.values(name) * np.float32(times)), eps)
 
     def plain_norm(self, name: str, n: int, eps: float) -> RMSNorm:
-        """Return an RMS norm over n values whose weights are all 1."""
+        """Return an RMS norm over n values; all its weights are 1."""
         return RMSNorm(name, self.constant(f"{name}.weight", n, 1.0), eps)
 
     def plain_layer_norm(self, name: str, n: int, eps: float) -> LayerNorm:
-        """Return a layer norm over n values whose weights are all 1, and whose biases are 0."""
+        """Return a layer norm over n values; all its weights are 1, and its biases 0."""
         return LayerNorm(name, self.constant(f"{name}.weight", n, 1.0), self.constant(f"{name}.bias", n, 0.0), eps)
 
     def layer_norm(self, name: str, eps: float, times: float = 1.0) -> LayerNorm:

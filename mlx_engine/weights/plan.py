@@ -60,9 +60,9 @@ class Plan:
 
     Attributes:
         unused: names of tensors that a file may have, but that the model does not read.
-        in_tensors: names of config fields for which GGUF has no key. GGUF files have them in tensors, so a conversion
-            does not compare these fields.
-        gguf_only: tensors to write only to GGUF files, as {name: values}; they have the values of such fields.
+        in_tensors: names of config fields for which GGUF has no key. In GGUF files, tensors include the values of
+            these fields, so a conversion to GGUF does not check that the written keys restore the fields.
+        gguf_only: tensors that GGUF files need in addition, as {name: values}, to store settings that have no key.
         extra: the tensors of an MTP layer; empty unless the checkpoint has all of them.
     """
 

@@ -43,7 +43,7 @@ def rule_of(checkpoint: Checkpoint, config: Any) -> dict[str, Rotation]:
     divisors = checkpoint.weight(NAME).dequantize().astype(np.float64)
     if (divisors == 1).all():
         return {}
-    # config.json has only one scaling rule. If the GGUF keys already name one, the rule of the divisors has no place.
+    # config.json can have only one scaling rule. So if the GGUF keys name a rule, the divisors' rule cannot be written.
     is_sound = config.rope.rule == "default" and (np.isfinite(divisors) & (divisors > 0)).all()
     plain, head_dim = replace(config.rope, context=config.context_length), 2 * len(divisors)
     for rope in _candidates(plain, divisors) if is_sound else ():
@@ -72,7 +72,7 @@ def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rota
         return [part]
     slowest = float(divisors.max())
     llama3 = replace(plain, rule="llama3", factor=slowest, low=LOW, high=HIGH)
-    # Llama 4 has the same rule, but `high` is equal to `low`.
+    # Llama 4 has the rule of Llama 3, with `high` equal to `low`.
     return [
         replace(llama3, high=high, context=context)
         for high in (HIGH, LOW)
@@ -81,7 +81,10 @@ def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rota
 
 
 def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> list[int]:
-    """Return candidates for the training context: one per divisor between 1 and `factor`; without any, powers of 2."""
+    """Return candidates for the training context, one for each divisor between 1 and `factor`.
+
+    If there is no such divisor, return powers of 2.
+    """
     found = []
     for frequency, divisor in zip(plain.for_heads(2 * len(divisors)).frequencies, divisors, strict=True):
         if 1 < divisor < factor:
@@ -90,7 +93,7 @@ def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> 
     return list(dict.fromkeys(found)) or [1 << n for n in range(4, 24)]
 
 
-# Maps each field of `Rotation` that has divisors of LongRoPE to the GGUF name of their tensor.
+# Maps each field of `Rotation` that has divisors of LongRoPE to the GGUF name of the tensor with these divisors.
 TENSORS = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
 
 

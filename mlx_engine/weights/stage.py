@@ -12,8 +12,8 @@ import numpy as np
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
-# Of the names of weights outside of the layers, FIRST matches those of the first stage, and LAST those of the last
-# stage. The other weights outside of the layers are small, and every stage reads them.
+# Outside of the layers, the first stage reads the weights whose names FIRST matches, and the last stage those whose
+# names LAST matches. All other weights outside of the layers are small, and every stage reads them.
 FIRST = re.compile(r"(token_embd|position_embd|per_layer_\w+)\.")
 LAST = re.compile(r"(output_norm|output)\.")
 _LAYER = re.compile(r"blk\.(\d+)\.")

@@ -25,8 +25,8 @@ class TensorLayout:
         step: the distance between consecutive rows of the tensor in the larger tensor of `rows`.
         transposed: whether the matrix is stored transposed, as in transformers' Conv1D layers.
         plus, times: the stored value is `(value - plus) * times`.
-        row_times: pairs (number of rows, factor) for consecutive runs of rows; the stored values of these rows are also
-            multiplied by the factor.
+        row_times: pairs (number of rows, factor), one for each of the consecutive runs into which the rows are divided;
+            the stored values of a run are also multiplied by its factor. Empty for no factors.
         heads: number of heads, if the rows of each head have another order in the file; None if the order is the same.
             If `rotated` is None, rows of the first and the second half of a head alternate in the file.
         rotated: number of rows of each head that rotary embedding rotates. The file has them before the head's other
@@ -142,7 +142,7 @@ class TensorLayout:
         return Weight.pack(weight.name, values, F32)
 
     def put(self, parts: Sequence[Weight], orders: Sequence[tuple[int, ...] | None] = ()) -> Weight:
-        """Join tensors of the model, `parts`, to the stored tensor: the inverse of `take`.
+        """Join `parts`, which are tensors of the model, into the stored tensor: the inverse of `take`.
 
         Pass each part through `in_file_order` first. `orders` has the field `order` of each part's layout; by default,
         `self.order` is used.
@@ -193,7 +193,7 @@ class TensorLayout:
         return part if data is part.data else Weight(part.name, part.shape, part.type, data)
 
     def _order(self, head_dim: int) -> NDArray[np.intp]:
-        """Return the index in the stored head of each row of a head in the model."""
+        """Return, for each row of a head in the model, its index among the rows of the head in the file."""
         rows = np.arange(head_dim)
         if self.rotated is None:
             return rows.reshape(-1, 2).T.reshape(-1)

@@ -40,7 +40,7 @@ class Row:
     Attributes:
         hf: the name in transformers.
         shape: row-major shape in axis letters (`AXES`); "HE D" is a matrix of n_heads * head_dim rows and hidden_size
-            columns, "1" is a single value.
+            columns, "1" an axis of length 1.
         heads: the axis letter of the number of heads, if GGUF files interleave the two halves of each head's rows.
         rotated: the axis letter of the number of heads, or "1" for a single head. The rows of each head are reordered
             on load if RoPE rotates only the first `rotary_dim` of them, or if `interleaved` is set.

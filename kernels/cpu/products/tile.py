@@ -43,7 +43,7 @@ _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntTyp
 # rest.
 _VECTORS = {16: 6, 8: 3, 4: 6}
 _SUMS = {16: 24, 8: 12, 4: 24}
-# The same as _SUMS, for rows that are not float32: a scale and a converted element need two more registers.
+# The same as _SUMS, for rows that are not float32: their scales and converted elements need registers, too.
 _SUMS_OF_WIDENED = {16: 16, 8: 8, 4: 16}
 # The most vectors of a tile on any processor.
 MOST_VECTORS = max(_VECTORS.values())

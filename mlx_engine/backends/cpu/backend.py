@@ -87,14 +87,15 @@ class CompiledBackend(SimdBackend):
         }
         # The matrices that `read_ahead` reads.
         self._mapped: list[np.ndarray] = []
-        # Descriptors, which are made once: of embedding tables; of blocks (linear layers with the same input); of
-        # mixtures of experts; of the norm and rotation of heads; of convolutions, delta rules and state spaces.
+        # Descriptors, each made at its first use. These five dicts have the descriptors of: embedding tables; blocks
+        # (linear layers with the same input); mixtures of experts; the norm and rotation of heads; convolutions, delta
+        # rules and state spaces.
         self._embedded: dict[Matrix, np.ndarray] = {}
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._mixtures: dict[tuple[Norm, Experts, bool], ExpertBlock] = {}
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
         self._mixer_descriptors: dict[tuple[object, ...], np.ndarray] = {}
-        # Keeps a bounded number of each mixture's experts in memory; None if no mixture has a bound.
+        # Keeps a bounded number of each mixture's experts in memory; None if the number is not bounded.
         self.expert_cache: ExpertCache | None = None
         self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
         self.scratch = np.empty(0, dtype=np.float32)
@@ -121,7 +122,7 @@ class CompiledBackend(SimdBackend):
         return float(out[0])
 
     def prepare(self, weight: Weight) -> Native:
-        """If kernels multiply a matrix as stored, keep its bytes, usually as a view. Dequantise other weights."""
+        """Keep the bytes of a matrix, usually as a view, if kernels multiply its type. Dequantise all other weights."""
         if len(weight.shape) != 2:
             return np.array(weight.dequantize(), dtype=np.float32)
         weight, shape = in_gguf_order(weight), (weight.shape[0], weight.shape[1])
@@ -131,7 +132,7 @@ class CompiledBackend(SimdBackend):
         return Matrix(shape, FLOAT32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return True if kernels do not multiply the table as stored: `prepare` would expand the whole table."""
+        """Return True if no kernel multiplies the table's type: `prepare` would expand the whole table to float32."""
         return not _is_multiplied_as_stored(table)
 
     def discard(self, linear: Linear) -> None:
@@ -220,7 +221,7 @@ class CompiledBackend(SimdBackend):
         return y
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Exclude the experts' weights from `read_ahead`. The system reads an expert when a token chooses it."""
+        """Exclude the experts' weights from `read_ahead`. An expert is read from the file when a token chooses it."""
         unread = {id(linear.weight.data) for linear in linears}
         self._mapped = [data for data in self._mapped if id(data) not in unread]
         return super().stack(linears)
@@ -234,8 +235,8 @@ class CompiledBackend(SimdBackend):
     def stack_some(self, read: Callable[[int], Linear], n: int, n_slots: int) -> Native:
         """Return the experts' layers as views of the file.
 
-        The operation `expert_linear` of the backend reads these views. The kernel of a whole mixture reads the copies
-        in the `ExpertCache` instead.
+        The operation `expert_linear` reads these views. The kernel `run_experts`, which runs a whole mixture, reads the
+        copies in the `ExpertCache` instead.
         """
         held = HeldExperts(self.stack([read(e) for e in range(n)]))
         held.n_slots = n_slots
@@ -265,9 +266,10 @@ class CompiledBackend(SimdBackend):
         return block
 
     def scratch_address(self, n: int) -> int:
-        """Return the address of scratch memory for n floats, which all calls share, because new memory has page faults.
+        """Return the address of scratch memory for n floats.
 
-        A call that needs more replaces the memory; earlier addresses are then invalid.
+        All calls share this memory, because the first use of new memory causes page faults. If a call needs more floats
+        than the memory has, the memory is replaced, and addresses that were returned before are invalid.
         """
         if self.scratch.size < n:
             self.scratch = aligned(n)
@@ -335,7 +337,7 @@ class CompiledBackend(SimdBackend):
         return address(descriptor)
 
     def rope_table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return a cos/sin table of at least `length` positions. Make a new table if none of this length is kept."""
+        """Return a cos/sin table of at least `length` positions. If the kept table is shorter, replace it."""
         found = self._tables.get(rope)
         if found is None or len(found[0]) < length:
             found = self._tables[rope] = rope_table(rope, range(max(512, 1 << (length - 1).bit_length())))
@@ -344,7 +346,7 @@ class CompiledBackend(SimdBackend):
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         n, n_heads, width = k.shape
         row = (n_heads, key_values.row_length(width, self.kv_type)) if heads_fit(1, width, self.kv_type) else None
-        # Arguments that the kernel does not support go to NumPy, which raises an error if their shapes are wrong.
+        # NumPy handles all arguments that the kernel does not support, and raises an error if their shapes are wrong.
         fits = n == len(slots) > 0 and slots.min() >= 0 and slots.max() < store.shape[2] and slots.strides == (8,)
         fits = fits and len(store) == 2 and k.shape == v.shape and store.shape[1::2] == row and store.flags.c_contiguous
         if not fits or any(x.strides[1:] != (4 * width, 4) for x in (k, v)):
@@ -380,7 +382,7 @@ class CompiledBackend(SimdBackend):
     def compile(self, layers: Layers, width: int) -> Program:
         """Return a program of compiled steps. If the kernels lack an operation, log this and return `OpByOp`.
 
-        A subclass that overrides an operation gets `OpByOp`, too, because compiled steps would not call the override.
+        Also return `OpByOp` if a subclass overrides an operation, because compiled steps would not call the override.
         """
         try:
             self._check_overrides()
@@ -396,7 +398,7 @@ class CompiledBackend(SimdBackend):
                 raise CannotCompileError(f"the operation {name}, which {type(self).__name__} overrides")
 
     def expert_block(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
-        """Return the descriptor of a mixture of experts, for `norm_experts_add` if `adds`, else for `norm_experts`."""
+        """Return a mixture of experts in encoded form, for `norm_experts_add` if `adds`, else for `norm_experts`."""
         block = self._mixtures.get((norm, experts, adds))
         if block is None:
             fixed = self.activations == "i16"
@@ -545,9 +547,9 @@ def _is_multiplied_as_stored(weight: Weight) -> bool:
     return is_format(weight.type.name.lower())
 
 
-# A program begins with the addresses of kernels, an int64 word each. This table maps each of these words to the kernel
-# and the operation that calls the kernel. The kernel is compiled only if the model uses the operation. If the operation
-# is None, the kernel is always compiled.
+# A program begins with int64 words that have the addresses of kernels. This table maps the index of each word to the
+# name of the kernel, and to the operation of the steps that call the kernel. If no step has this operation, the kernel
+# may not be compiled, and the word is 0. If the operation is None, the kernel is always compiled.
 _CALLED = {
     layout.ENTRY_PROJECT: ("project", None),
     layout.ENTRY_ATTEND: ("attend", None),
@@ -569,9 +571,9 @@ _CALLED = {
 class CompiledProgram(Program):
     """All layers of a model as steps of the compiled kernels.
 
-    A pass of up to `PROGRAM_TOKENS` tokens runs all steps in one call; a longer pass makes a call per step. If ranks
-    (processes) share the model, each exchange of values between them ends a call. `_layers` has the addresses of the KV
-    stores and states that the last pass has used.
+    A pass of up to `PROGRAM_TOKENS` tokens runs all steps in one call of the kernels; a longer pass makes a call per
+    step. If ranks (processes) share the model, a call ends before each exchange of values between ranks. `_layers` has
+    the addresses of the KV stores and states that the last pass has used.
     """
 
     def __init__(self, backend: CompiledBackend, variants: Mapping[Wanted, Lowered]) -> None:
@@ -681,7 +683,8 @@ class _Steps:
     def _calls(self, n: int) -> Iterator[tuple[int, int]]:
         """Yield the range of steps [first, end) of each call of the kernels, for a pass of n tokens.
 
-        Ctrl-C takes effect only at the end of a call, so in a pass of many tokens each step is a separate call.
+        Exchanges between ranks are in no range. Ctrl-C takes effect only at the end of a call, so in a pass of many
+        tokens each step is a separate call.
         """
         first = 0
         for end in (*self._exchanges, len(self.words)):
@@ -725,8 +728,8 @@ def sequence_descriptors(spans: Sequence[KVSpan], lengths: Sequence[int], wanted
 def parts_of(spans: Sequence[KVSpan], counts: Sequence[int]) -> int:
     """Return the number of partial results of attention per head: one for each pair of a query and a block of keys.
 
-    `counts` has the number of queries of each sequence. For more than `SMALL_BATCH` queries in all, return 0: the
-    kernel then merges each block into the result immediately.
+    `counts` has the number of queries of each sequence. For more than `SMALL_BATCH` queries in all, return 0, because
+    the kernel then keeps no partial results: it merges each block of keys into the result immediately.
     """
     if sum(counts) > layout.SMALL_BATCH:
         return 0

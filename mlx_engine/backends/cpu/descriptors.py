@@ -39,9 +39,9 @@ def address(array: np.ndarray | None) -> int:
 
 
 def aligned(*shape: int, make: Callable[..., np.ndarray] = np.empty) -> np.ndarray:
-    """Return a float32 array that begins at a cache line, so that kernels read and write whole cache lines.
+    """Return a float32 array that begins at the start of a cache line, so that kernels access whole cache lines.
 
-    `make` is `np.empty` or `np.zeros`.
+    `make`, `np.empty` or `np.zeros`, allocates the memory.
     """
     n = math.prod(shape)
     memory = make(n + layout.LANES, dtype=np.float32)
@@ -81,10 +81,10 @@ class Matrix:
 class Block:
     """Linear layers with the same input, encoded for the compiled kernels. The outputs of a token form one row.
 
-    Without an activation, the row has the outputs of all layers, one after the other. With an activation and two
-    layers, gate and up, the row is `activation(gate) * up` or clamped SwiGLU. With an activation and one layer, the row
-    is `activation(up)`. The norm `norm` is applied to the input, and the norm `post` to the output. With `fixed`,
-    quantised matrices are multiplied in fixed point.
+    If `activation` is 0, the row is the concatenated outputs of all layers. Otherwise `activation` is a number in
+    `KINDS`, and there are one or two layers: the row of two layers, gate and up, is `activation(gate) * up` or clamped
+    SwiGLU, and the row of one layer is `activation(up)`. The norm `norm` is applied to the input, and the norm `post`
+    to the output. With `fixed`, quantised matrices are multiplied in fixed point.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class Block:
             row[layout.BIAS] = address(linear.bias)
             row[layout.COLUMN] = 0 if gated else column
         self.n_fixed = 0
-        # Gate and up are multiplied in the same chunks, so fixed point is used only if both are quantised. Quantising a
-        # group of at most 12 tokens takes 29.5 bytes of scratch memory per column, rounded up to 32.
+        # Gate and up are multiplied in the same chunks, so fixed point is used only if both are quantised. To quantise
+        # the inputs of up to 12 tokens takes 29.5 bytes of scratch memory per column; 32 is an upper bound.
         fits = 32 * self.n_inputs <= layout.SCRATCH_BYTES
         if fixed and fits and not (gated and any(matrix.format == FLOAT32 for matrix in matrices)):
             self._write_panels(matrices, library)
 
     def _write_panels(self, matrices: Sequence[Matrix], library: Library) -> None:
-        """Write the words for products in fixed point: the kernels of each quantised matrix, and tasks."""
+        """Write the words for products in fixed point: the kernels of each quantised matrix, and the block's tasks."""
         for matrix, row in zip(matrices, self.table(), strict=False):
             if matrix.format != FLOAT32:
                 row[layout.PANEL : layout.WIDTH] = library.panels(matrix.format)
@@ -141,7 +141,10 @@ class Block:
             self.descriptor[layout.FIXED_RECORDS] = library.address("prepare_records")
 
     def _write_chunks(self, matrices: Sequence[Matrix], gated: bool) -> None:
-        """Write the rows per chunk, and HAND_OUT. They depend only on the matrices, not on the number of threads."""
+        """Write the rows per chunk, and whether several threads share a small batch (HAND_OUT).
+
+        These words depend only on the matrices, not on the number of threads.
+        """
         row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
         nbytes = sum(matrix.nbytes for matrix in matrices)
         chunk_bytes = max(layout.CHUNK_BYTES, min(nbytes // layout.LONG_JOB, layout.MOST_CHUNK_BYTES))
@@ -168,7 +171,7 @@ def write_norm(descriptor: np.ndarray, norm: Norm) -> None:
 
 
 def norm_descriptor(norm: Norm | None) -> np.ndarray | None:
-    """Return the descriptor of a norm that is not part of a block; None for None."""
+    """Return the descriptor of a norm that is not part of a block; None if `norm` is None."""
     if norm is None:
         return None
     descriptor = np.zeros(3, dtype=np.int64)
@@ -240,7 +243,10 @@ class ExpertBlock:
         descriptor[layout.EX_WEIGHS_INPUTS] = routing.weighs_inputs
 
     def guesses(self, other: ExpertBlock) -> bool:
-        """Return whether the kernel can guess the experts of `other`, the next mixture: both must have equal sizes."""
+        """Return whether this mixture's kernel can guess the experts of `other`, the next mixture.
+
+        Both mixtures must have the same numbers of experts and of experts per token, and the same width.
+        """
         return (self.n_experts, self.n_used, self.width) == (other.n_experts, other.n_used, other.width)
 
     def floats(self, n_tokens: int) -> int:
@@ -251,7 +257,10 @@ class ExpertBlock:
 
 
 def norm_fits(norm: Norm | None) -> bool:
-    """Return whether PANEL_TOKENS normed vectors fit into a thread's scratch memory; True if there is no norm."""
+    """Return True if the most vectors that gemv multiplies (PANEL_TOKENS) fit, normed, into a thread's scratch memory.
+
+    Also return True if there is no norm.
+    """
     return norm is None or 4 * layout.PANEL_TOKENS * int(norm.weight.size) <= layout.SCRATCH_BYTES
 
 

@@ -2,15 +2,15 @@
 
 A mixture is the experts of a layer; a slot is memory for one expert. For each mixture, the kernels and the thread share
 a state (`STATE_ROWS` in `kernels/cpu/build/layout.py`). Before its products, a kernel marks the chosen experts in this
-state, and writes a note (a number) to a pipe. If the pass has few tokens (at most `PROGRAM_TOKENS`), the kernel then
-also marks the experts that the router of the next mixture would choose for the same hidden states. The thread reads the
-chosen experts first, and then these guessed experts. In a pass of few tokens, a kernel multiplies experts in the order
-in which they are read. It waits for the thread only if all chosen experts that it has not multiplied yet are missing.
+state, and writes a note (a number) to a pipe. If the pass has few tokens (at most `PROGRAM_TOKENS`), the kernel also
+marks, as guessed, the experts that the router of the next mixture would choose for the same hidden states. The thread
+reads the chosen experts first, and then the guessed ones. In a pass of few tokens, a kernel multiplies each chosen
+expert as soon as it is in memory, and waits only if all chosen experts that it has not multiplied yet are missing.
 
-A pass can hold an expert, which is then not replaced. A pass of few tokens holds every chosen expert until it has been
-multiplied. A pass of many tokens holds only the expert that is being multiplied. Such a pass uses nearly all experts of
-each mixture, one after another. Its missing experts are read into the same two slots, so that the most used experts
-stay in memory.
+A held expert is not replaced. A pass of few tokens holds every chosen expert until it has been multiplied. A pass of
+many tokens holds only the expert that is being multiplied. Such a pass uses nearly all experts of each mixture, in
+ascending order. If no slot of a mixture is free, its missing experts are read into the two slots of the experts that
+were chosen least often, so that the other experts stay in memory.
 
 Reads bypass the system's page cache, which would keep a second copy. The thread reads one whole matrix at a time. This
 reaches the peak rate of the disk, because the system splits such a read into many requests.
@@ -57,7 +57,7 @@ class HeldExperts(tuple[Linear, ...]):
 
 
 class ExpertCache:
-    """The mixtures of which some experts are in memory, and the thread that reads the others."""
+    """The mixtures that have only some of their experts in memory, and the thread that reads missing experts."""
 
     def __init__(self, library: Library) -> None:
         self._library, self._blocks = library, list[tuple[ExpertBlock, int]]()
@@ -78,9 +78,9 @@ class ExpertCache:
         self._blocks.append((block, n_slots))
 
     def renew(self) -> None:
-        """Prepare a pass: discard an error that occurred after the last `check`, when a guessed expert was read.
+        """Prepare a pass. If the read of a guessed expert failed after the last `check`, discard the error.
 
-        In a forked process, start a new thread instead, and begin without experts in memory.
+        In a forked process, instead start a new thread, and begin without experts in memory.
         """
         if self._process == os.getpid():
             self._reader.take_error()
@@ -110,7 +110,7 @@ class ExpertCache:
 
 
 def _end(reader: _Reader, thread: threading.Thread, process: int) -> None:
-    """End the thread; do nothing in a forked process, whose parent has the thread."""
+    """End the thread. Do nothing in a forked process, because only its parent has the thread."""
     if os.getpid() == process:
         reader.end()
         if thread is not threading.current_thread():  # this thread itself may collect the cache as garbage
@@ -123,9 +123,9 @@ class _Mixture:
     Attributes:
         state: the words that kernels and the thread share. The arrays `in_memory`, `is_used`, `n_chosen` and
             `is_guessed`, with an element per expert, are views of these words.
-        following: the next mixture, if the kernel guesses the experts of the next mixture; else None.
+        following: the next mixture if the kernel of this mixture guesses its experts, else None.
         has_many: whether the last pass that used this mixture had many tokens.
-        passages: the slots for missing experts in a pass of many tokens.
+        passages: the slots for missing experts in the current pass of many tokens; [] until one is needed.
     """
 
     following: _Mixture | None = None
@@ -137,14 +137,14 @@ class _Mixture:
         self.in_memory, self.is_used, self.n_chosen, self.is_guessed = self.state[layout.STATE_ROWS :].reshape(4, n)
         self._n_counted = self.n_chosen.copy()
         self.passages = list[int]()
-        # For each expert, for each of its matrices: the matrix's words in the descriptor, and its range of the file.
+        # For each expert, a list with a pair per matrix: its words in the descriptor, and its range of the file.
         self.matrices = [_matrices(block, e) for e in range(n)]
         spans = np.array([[range_.span for _, range_ in of] for of in self.matrices])
         nbytes = {tuple(range_.nbytes for _, range_ in of) for of in self.matrices}
         if len(nbytes) > 1:
             hint = "load the model without experts_memory"
             raise ModelError(f"the experts of a layer are stored in several types; {hint}")
-        # Where each matrix begins in a slot.
+        # The byte at which each matrix begins in a slot, and the size of a slot.
         self.starts = [0, *np.cumsum(spans.max(axis=0)).tolist()]
         n_slots = min(n, max(1, n_slots * sum(nbytes.pop()) // self.starts[-1]))
         self.residents = Residents(n, n_slots)
@@ -161,7 +161,7 @@ class _Mixture:
 def _slots(n: int, nbytes: int) -> np.ndarray:
     """Return memory (n, nbytes) that forked processes do not inherit.
 
-    On Linux before 6.5, a direct read into memory that a fork shares may be lost (`man 2 open`).
+    On Linux before 6.5, the data of a direct read may be lost if a forked process shares the memory (`man 2 open`).
     """
     try:
         memory = mmap.mmap(-1, n * nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -200,7 +200,7 @@ class _Reader:
         self._failing = threading.Lock()
         self.n_bytes_read, self.files = 0, dict(files)
         self._library, self._mixtures = library, list[_Mixture]()
-        # Kernels write notes to the first pipe. To wake a kernel, the thread writes a byte to the second pipe.
+        # Kernels write notes to the first pipe. The thread writes a byte to the second pipe to wake a waiting kernel.
         (self._notes, self._pipe), (self._answers, self._answer) = os.pipe(), os.pipe()
         os.set_blocking(self._answer, False)
         self._system = ctypes.CDLL(None)  # keeps the addresses of its functions valid
@@ -252,7 +252,7 @@ class _Reader:
             os.close(file)
 
     def take_error(self) -> Exception | None:
-        """Return and clear `error`; forget which experts the failed pass has chosen. Call this while no kernel runs."""
+        """Return and clear `error`, and unmark the failed pass's chosen experts. Call this while no kernel runs."""
         with self._failing:
             error = self.error
             if error is not None:
@@ -262,7 +262,7 @@ class _Reader:
         return error
 
     def _take_notes(self) -> None:
-        """Read the notes of kernels; wait if there is none."""
+        """Read and process the notes of kernels; if there are no notes, wait for one."""
         for note in np.frombuffer(os.read(self._notes, 1 << 12), np.int64).tolist():
             if note < 0:
                 self._is_ended = True
@@ -293,16 +293,16 @@ class _Reader:
         return None
 
     def _slot(self, mixture: _Mixture, expert: int, kept: np.ndarray) -> int | None:
-        """Return a slot for `expert`: a free slot, or the slot of an expert that is dropped; None if there is neither.
+        """Return a slot for `expert`: a free slot, else the slot of an expert that is dropped now, else None.
 
         In a pass of few tokens, experts in the mask `kept` are not dropped. In a pass of many tokens, only experts in
-        the slots `passages` of the mixture are dropped.
+        the slots `mixture.passages` are dropped.
         """
         residents = mixture.residents
         if (free := residents.free_slot()) is not None:
             return free
-        # If `mixture` is not the current one but the next, `expert` was guessed in a pass of few tokens. Ignore
-        # `has_many` then: the next mixture's value was set in an earlier pass.
+        # If `mixture` is the one after the current mixture, `expert` was guessed, so the pass has few tokens.
+        # `mixture.has_many` is ignored then, because it was set in an earlier pass.
         if not mixture.has_many or mixture is not self._current:
             while (coldest := residents.coldest(kept)) is not None:
                 slot = int(residents.slots[coldest])
@@ -313,7 +313,8 @@ class _Reader:
         if not mixture.passages:
             mixture.passages = residents.coldest_slots(PASSAGES)
         held = np.flatnonzero(np.isin(residents.slots, mixture.passages)).tolist()
-        # The kernel uses experts in ascending order, so it needs the expert with the largest index last.
+        # Drop an expert that the pass does not need any more, else the one with the largest index: the kernel uses
+        # experts in ascending order, so it needs this one last.
         for of in sorted(held, key=lambda of: (mixture.is_used[of] != 0, -of)):
             slot = int(residents.slots[of])
             if (of > expert or not mixture.is_used[of]) and self._drop(mixture, of):
@@ -321,7 +322,7 @@ class _Reader:
         return None
 
     def _drop(self, mixture: _Mixture, expert: int) -> bool:
-        """Drop an expert from memory, unless a pass holds it; return whether it was dropped."""
+        """Drop an expert from memory unless the pass holds it; return whether the expert was dropped."""
         self._library.mark_expert(address(mixture.state), len(mixture.in_memory), expert, 0)
         if mixture.in_memory[expert]:
             self._wake()  # `mark_expert` marked it absent for a moment, so a kernel may be waiting for it
@@ -330,7 +331,7 @@ class _Reader:
         return True
 
     def _load(self, mixture: _Mixture, expert: int, slot: int) -> None:
-        """Read an expert into a slot. Stop early if the pass no longer needs the expert, or if the thread must end."""
+        """Read an expert into a slot. Stop between two matrices if the expert is not needed, or the thread must end."""
         memory, added = mixture.memory[slot], []
         for start, (words, range_) in zip(mixture.starts, mixture.matrices[expert], strict=False):
             while self._news.poll(0) and not self._is_ended:
@@ -352,7 +353,7 @@ class _Reader:
         return self._current is not None and self._current.following is mixture
 
     def _read(self, range_: MappedRange, memory: np.ndarray) -> None:
-        """Read all memory pages of a range of a file; raise SourceError if that fails or the file is too short."""
+        """Read all memory pages of a range of a file; raise SourceError if a read fails or the file is too short."""
         file, first, done = self.files[str(range_.path)], range_.first // mmap.PAGESIZE * mmap.PAGESIZE, 0
         needed = range_.first % mmap.PAGESIZE + range_.nbytes
         while done < needed:
@@ -363,12 +364,12 @@ class _Reader:
             if n < mmap.PAGESIZE and done + n < needed:  # the end of the file
                 what = f"ends before byte {range_.first + range_.nbytes:,}, the end of an expert; restore the file"
                 raise SourceError(f"{range_.path}: {what}")
-            # A direct read must begin at a block of the disk, so the next read begins at a whole page.
+            # A direct read must begin at the start of a disk block, so the next read begins at the start of a page.
             done = done + n if done + n >= needed else (done + n) // mmap.PAGESIZE * mmap.PAGESIZE
         self.n_bytes_read += done
 
     def _open(self, range_: MappedRange) -> None:
-        """Open the file of a range, unless it is open; raise SourceError if this fails or the file was replaced."""
+        """Open the file of a range unless it is open; raise SourceError if opening fails or the file was replaced."""
         path = str(range_.path)
         if path in self.files:
             return
@@ -383,7 +384,7 @@ class _Reader:
 
 
 def _open_uncached(path: str) -> int:
-    """Open a file for reads that bypass the page cache, if the file system has such reads."""
+    """Open a file. Its reads bypass the page cache if the file system supports this."""
     if hasattr(os, "O_DIRECT"):
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDONLY | os.O_DIRECT)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mlx_engine.kernels.cpu.build.library import Library
 
 
-# The largest number of characters in which a progress bar lists the parts (groups of kernels) that are left to compile.
+# A progress bar lists the parts (groups of kernels) that are left to compile, in at most this number of characters.
 WIDTH = 22
 
 
@@ -23,9 +23,9 @@ WIDTH = 22
 def load_kernels(needs: frozenset[str] = frozenset(), *, fixed: bool = False) -> Library | None:
     """Return the library of kernels. If it cannot be compiled or loaded on this machine, warn and return None.
 
-    Load the kernels that every model needs, and the kernels for `needs` (see `backends.Settings`); with `fixed`, also
-    those of fixed-point products. If the package has no machine code for this processor, kernels that are not in the
-    disk cache are compiled in parallel.
+    Load the kernels that every model needs, and the kernels for `needs` (see `backends.Settings`). With `fixed`, also
+    load the kernels of fixed-point products. If the package has no machine code for this processor, kernels that are
+    not in the disk cache are compiled in parallel.
     """
     try:
         from mlx_engine.kernels.cpu.build import library
@@ -70,7 +70,7 @@ def load_formats(library: Library, formats: Collection[str], *, fixed: bool = Fa
 
 
 def parts_of(formats: Iterable[str], *, fixed: bool) -> list[str]:
-    """Return the parts (groups of kernels that are compiled together) for these formats.
+    """Return the names of the parts (groups of kernels that are compiled together) for these formats.
 
     With `fixed`, also return the parts for fixed-point products of all formats except "float32".
     """
@@ -83,10 +83,10 @@ def parts_of(formats: Iterable[str], *, fixed: bool) -> list[str]:
 
 @contextmanager
 def _announced(parts: Sequence[str]) -> Iterator[Callable[[str], None]]:
-    """Report the compilation of kernel parts with a progress bar, or with a log line if the program has no bar.
+    """Report the compilation of kernel parts with a progress bar, or with a log line if no bar is shown.
 
-    Yield the function to call with the name of each part that has been compiled. At the end, warn if the machine code
-    could not be written to the disk cache.
+    Yield a function that must be called with the name of each part once the part has been compiled. At the end, log a
+    line if the machine code could not be written to the disk cache.
     """
     from mlx_engine.kernels.cpu.build import library
     from mlx_engine.kernels.cpu.build.machine_code import usual_seconds

@@ -4,8 +4,8 @@
 `Lowering` have the names and arguments of `Backend`'s operations. They compute nothing: a method emits a step of
 `kernels/cpu/program.py`, and returns the `Place` where the step's result will be. A method that only selects
 columns or splits a value into heads emits no step. If the kernels lack an operation, CannotCompileError is raised, and
-the layers run op by op. All intermediate values are in one scratch memory; `allocate` reuses the memory of values that
-no later step reads.
+the backend runs the layers op by op. All intermediate values are in one scratch memory; `allocate` reuses the memory of
+values that no later step reads.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Buffer:
 
     @property
     def end(self) -> int:
-        """The smallest `at` that a buffer behind this one may have: `at + width`, rounded up to whole cache lines."""
+        """The smallest `at` of a buffer after this buffer: `at + width`, rounded up to a whole cache line."""
         return self.at + layout.whole_vectors(self.width)
 
 
@@ -73,8 +73,8 @@ class Place:
     """The location of a value: columns [column, column + width) of a buffer.
 
     A place stands for an array while layers are lowered, and has no elements. Comparing it or testing its truth raises
-    TypeError: a definition that branches on the elements of an array cannot be lowered, because another pass might take
-    the other branch.
+    TypeError: if a definition branches on the elements of an array, it cannot be lowered, because the steps of a
+    program are the same in every pass.
 
     Attributes:
         is_wanted: whether the value has rows only for the wanted tokens (`Batch.rows`), not for all tokens of the pass.
@@ -105,8 +105,8 @@ def allocate(steps: Sequence[dict[int, Any]], x: Buffer, y: Buffer) -> int:
     """Set the offset of each buffer, so that buffers in use at the same time do not overlap.
 
     Return the total size in floats per token. A step maps words (indices in the encoded step, see `layout.py`) to their
-    values, some of which are buffers. Buffer x, the program's input, is in use from the beginning, and y, its result,
-    until the end.
+    values, some of which are buffers. Buffer x has the program's input, and is in use from the first step on. Buffer y
+    has the program's result, and is in use until the last step has run.
     """
     last_step = {x: 0}
     for i, step in enumerate(steps):
@@ -163,7 +163,7 @@ class Lowering:
     backend: CompiledBackend
     batch: PassBatch
     steps: list[dict[int, Any]] = field(default_factory=list)
-    # `kv` maps each layer with keys and values to its item of `Lowered.kv`. `states`: layers with a recurrent state.
+    # `kv` maps each layer with keys and values to its item of `Lowered.kv`. `states` has the layers with a state.
     kv: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     states: set[int] = field(default_factory=set)
     ropes: dict[int, Rope] = field(default_factory=dict)
@@ -186,7 +186,10 @@ class Lowering:
         return x
 
     def _emit(self, op: int, is_wanted: bool, *inputs: Place | None, **fields: Any) -> None:
-        """Add a step with inputs A, B, ... (see `layout.py`; None: absent). `fields` maps names of words to values."""
+        """Add a step with up to four inputs, A to D in `layout.py`. An input is absent if it is None.
+
+        `fields` maps names of words in `layout.py` to their values.
+        """
         step: dict[int, Any] = {layout.OP: op, layout.WANTED: int(is_wanted)}
         step |= {getattr(layout, name): value for name, value in fields.items()}
         for first, place in zip_longest((layout.A_AT, layout.B_AT, layout.C_AT, layout.D_AT), inputs):
@@ -199,7 +202,7 @@ class Lowering:
         return Place(Buffer(width), 0, width, is_wanted, head_dim)
 
     def _whole(self, place: Place) -> Place:
-        """Return a place with the value in contiguous rows; if necessary, emit a step that copies the value."""
+        """Return a place that has the value in contiguous rows. Emit a step that copies the value if necessary."""
         return place if place.is_whole else self._copied(place, is_wanted=place.is_wanted)
 
     def _copied(self, place: Place, *, is_wanted: bool) -> Place:
@@ -220,7 +223,10 @@ class Lowering:
         return out
 
     def _residual(self, x: Place | None, out: Place) -> Place | None:
-        """Return the place, with contiguous rows, of the residual x that a step adds to `out`; check the shape of x."""
+        """Return a place that has residual x in contiguous rows; None if x is None.
+
+        Raise CannotCompileError if x and `out`, the result of the step that adds x, have different shapes.
+        """
         if x is None:
             return None
         added = self._whole(self._place(x))
@@ -480,7 +486,7 @@ class Lowering:
         return out
 
     def _begin_state(self, batch: object, layer: int, conv: Convolution) -> None:
-        """Record that a layer has a state. Raise CannotCompileError for the reasons that the message lists."""
+        """Record that a layer has a state. Raise CannotCompileError for one of the reasons in the message below."""
         if batch is not self.batch or layer in self.states or not convolution_fits(conv):
             raise CannotCompileError(
                 "a batch other than the pass's own, two states in one layer, or an unsupported number of channels"
@@ -511,13 +517,13 @@ class Lowered:
         x: the buffer of the input: the hidden states before the first layer, and other inputs (`Backend.compile`).
         y: the location of the result.
         floats: number of scratch floats per token for all values.
-        inputs: the most scratch floats per token that the product of a step needs.
+        inputs: the most scratch floats per token that a matrix product needs, over all steps.
         experts: the mixtures of experts; `ExpertBlock.floats` returns the scratch floats that a mixture needs.
-        parts: the most scratch floats per query and block of keys that attention needs for partial results.
+        parts: the most scratch floats per pair of a query and a block of keys that attention needs, over all steps.
         kv: for each layer, the number of KV heads, the head dim and the number of arrays of the KV store; None for a
             layer without keys and values. The list ends with the last layer that has keys and values or a state.
         ropes: maps the index of each step that rotates heads to the step's rotary embedding.
-        kept: objects that must stay alive, because `steps` only has their addresses.
+        kept: objects that must stay alive, because `steps` has only their addresses.
     """
 
     steps: np.ndarray

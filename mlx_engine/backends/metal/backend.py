@@ -7,8 +7,8 @@ For up to eight tokens, a layer takes seven kernel launches: norm with q, k and 
 keys and values; attention; output projection with residual; norm with gate, up and activation; down projection with
 residual. For more tokens, the norm before q, k and v and the norm before gate and up are separate launches.
 
-A row of the result has the same bits for any number of rows in the pass, and at any index in the pass, for these
-reasons:
+Each row of an operation's result has the same bits for any number of rows in the pass, and at any index in the pass,
+for these reasons:
 
 - Our kernels for products and for norms of whole rows have one order of summation over the columns
   (`kernels/metal/products.h.metal`).
@@ -20,7 +20,7 @@ reasons:
 
 There are three exceptions, in which MLX operations replace a kernel and a row's bits may depend on the other rows: a
 head dim that the attention kernel does not support; float matrices of fewer than 8 columns; and a kernel that the GPU
-has refused, which is reported by a warning. The relative error of logits stays at most 2e-5.
+has refused, which is logged as a warning. Even then, the relative error of logits is at most 2e-5.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ NARROWEST_HEAD = 8
 # The activations that the kernel `norm_gate_up` supports.
 _FUSED: dict[Activation, Literal["silu", "gelu"]] = {"silu": "silu", "gelu": "gelu"}
 
-# The number of `Places` (page tables and positions for the attention kernel) that are kept for the following layers:
-# one for layers with a window, one for layers without, and one for the last layer, which computes fewer rows.
+# The number of `Places` (page tables and positions for the attention kernel) that are kept, so that later layers of the
+# pass reuse them: one for layers with a window, one for layers without a window, and one for the last layer, which
+# computes fewer rows.
 KEPT_PLACES = 3
 
 
@@ -79,8 +80,8 @@ class ExecutorBackend(MlxBackend):
 class MetalBackend(ExecutorBackend):
     """The `mlx` backend with our kernels.
 
-    The operation `head_norm_rope` returns queries as a transposed view of an array (H, T, E), and new keys and values
-    as the two `Half`s of one array.
+    The operation `head_norm_rope` returns queries as a transposed view of an array (H, T, E). It returns new keys and
+    values as two `Half` objects, which share one array.
     """
 
     fixes_bits = True
@@ -127,16 +128,16 @@ class MetalBackend(ExecutorBackend):
     def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
         """Norm rows (T, D) with a kernel that sums in the same order as the fused kernels.
 
-        MLX norms heads, whose arrays have three axes. MLX also norms rows whose width is not a multiple of `BLOCK`: no
-        quantised matrix has such an input, so no fused kernel norms such rows.
+        MLX norms heads, whose arrays have three axes. MLX also norms rows whose width is not a multiple of `BLOCK`. The
+        fused kernels never norm such rows, because no quantised matrix has inputs of such a width.
         """
         y = self.kernels.rms_norm(x, weight, eps) if x.ndim == 2 and x.shape[1] % BLOCK == 0 else None
         return super().rms_norm(x, weight, eps) if y is None else y
 
     def norm_project(self, x: Native, norm: Norm | None, projections: Sequence[Linear]) -> list[Native]:
-        """For q, k and v, run one kernel with the norm and the three projections.
+        """If there are three projections (q, k and v), run one kernel with the norm and all projections.
 
-        Otherwise, run one kernel per projection, each with the norm.
+        Otherwise, or if the GPU has refused this kernel, run one kernel per projection, each with the norm.
         """
         if isinstance(norm, RMSNorm) and (weights := _split(projections)):
             if len(weights) == 3:
@@ -207,7 +208,7 @@ class MetalBackend(ExecutorBackend):
 
 
 class Places:
-    """The page tables, and each query's sequence and position, as MLX arrays for the kernel `attention`."""
+    """The page tables of all sequences, and the sequence and position of each query, for the kernel `attention`."""
 
     def __init__(self, kv: KVView, counts: Sequence[int]) -> None:
         self._spans, self._counts = kv.spans, tuple(counts)
@@ -224,7 +225,7 @@ class Places:
 
 
 def _whole(x: Native) -> Native:
-    """Return x, as an `mx.array` if x is a `Half`. For a tuple or list, return a list of such results."""
+    """Return x, but convert a `Half` to an `mx.array`. If x is a tuple or list, do this for each element."""
     if isinstance(x, tuple | list):
         return [_whole(part) for part in x]
     return x.array() if isinstance(x, Half) else x
@@ -233,7 +234,7 @@ def _whole(x: Native) -> Native:
 def _split(linears: Sequence[Linear]) -> list[SplitMatrix]:
     """Return the matrices of linear layers for a fused kernel.
 
-    Return [] if a layer has a bias, or if its matrix is not a `SplitMatrix`.
+    Return [] if any layer has a bias, or a matrix that is not a `SplitMatrix`.
     """
     are_split = all(isinstance(linear.weight, SplitMatrix) and linear.bias is None for linear in linears)
     return [linear.weight for linear in linears] if are_split else []

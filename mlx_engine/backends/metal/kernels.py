@@ -1,9 +1,9 @@
 """Call our Metal kernels for the `metal` and `cuda` backends. Each kernel is tried on the GPU before its first use.
 
 A GPU's compiler may refuse a kernel. MLX is lazy, so the error would be raised much later, when a result is evaluated.
-So each instantiation of a kernel (for certain shapes and types) first runs once on zeros. If the GPU refuses one, the
-method of this kernel returns None from then on, for all shapes, and the caller uses MLX operations instead. For the
-kernels in `TUNED`, the fastest launch settings are also chosen before the first use (`tuning.py`).
+Therefore each instantiation of a kernel (for certain shapes and types) first runs once on zeros. If the GPU refuses an
+instantiation, the method of this kernel returns None from then on, for all shapes, and the caller uses MLX operations
+instead. For the kernels in `TUNED`, the fastest launch settings are also chosen before the first use (`tuning.py`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Kernels:
         return None if made is None else made[0]
 
     def rows(self, table: SplitMatrix, ids: mx.array) -> mx.array | None:
-        """Return the rows of an embedding table with the indices `ids` (uint32), dequantised."""
+        """Return the dequantised rows `ids` (uint32 indices) of an embedding table."""
         return self._run(embed_rows, (len(ids) < 8, table.instance), table.matrix, ids.view(mx.int32))
 
     def head_norm_rope(
@@ -185,12 +185,15 @@ class Kernels:
 
 
 def tile(x: mx.array) -> int:
-    """Return the number of rows of x for an instantiation's key; all numbers above `MOST_VECTORS` share one key."""
+    """Return the number of rows of x, as a part of an instantiation's key, or `MOST_VECTORS + 1` if it is larger."""
     return min(len(x), MOST_VECTORS + 1)
 
 
 def zeros(argument: Any) -> Any:
-    """Return an argument with zeros in place of an array, or of each array in a tuple. The arrays are not evaluated."""
+    """Return zeros of the same shape and type for an array, or for each array in a tuple; return other values as is.
+
+    The arrays are not evaluated.
+    """
     if isinstance(argument, mx.array):
         return mx.zeros(argument.shape, argument.dtype)
     return tuple(map(zeros, argument)) if isinstance(argument, tuple) else argument

@@ -31,7 +31,8 @@ from mlx_engine.kernels.metal.prompt_product_tensors import has_accelerators
 from mlx_engine.quant.weight import Weight
 
 # An environment variable that selects the kernel for prompts: "on" for `prompt_product_tensors`, which uses Metal 4's
-# `matmul2d`; "off" for `prompt_product`, which uses `simdgroup_matrix`. If unset, the GPU determines the kernel.
+# `matmul2d`; "off" for `prompt_product`, which uses `simdgroup_matrix`. If the variable is unset, GPUs with neural
+# accelerators get `prompt_product_tensors`.
 VARIABLE = "MLX_ENGINE_TENSORS"
 
 
@@ -43,7 +44,7 @@ class RoundedMetalBackend(ExecutorBackend):
         self.prompts = Kernels(executor, tuner(executor), tensors=uses_tensors(executor))
 
     def prepare(self, weight: Weight) -> Native:
-        """Prepare a weight as `MlxBackend` does, but keep Q6_K in its stored type.
+        """Prepare a weight as `MlxBackend` does, but keep Q6_K matrices with finite scales in their stored type.
 
         Matrices in MLX's affine format become `PromptMatrix`, if our kernels support their bits and group size.
         """
@@ -59,7 +60,7 @@ class RoundedMetalBackend(ExecutorBackend):
 
 
 def uses_tensors(executor: ExecutorName) -> bool:
-    """Return whether products of prompts use `matmul2d`.
+    """Return whether products of prompts use `prompt_product_tensors`.
 
     Raises:
         OptionError: `VARIABLE` is set to another value than "on" or "off".

@@ -1,8 +1,8 @@
 """Choose the fastest launch settings of Metal kernels: rows per lane, and SIMD-groups per threadgroup.
 
-These two numbers are called a tuning. Tunings are measured once per chip, kernel, and type and shape of its matrices,
-before the kernel's first use, and kept in a file. Results are bit-identical for every tuning. The number of SIMD-groups
-that share a row is not tuned: `k_split` (`kernels/metal/rows.py`) computes it from the shape.
+These two numbers are called a tuning. Tunings are measured once per chip, kernel, matrix type and matrix shape, before
+the first launch of the kernel, and kept in a file. Results are bit-identical for every tuning. The number of
+SIMD-groups that share a row is not tuned: `k_split` (`kernels/metal/rows.py`) computes it from the shape.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from mlx_engine.kernels.metal.layout import StoredMatrix
 from mlx_engine.kernels.metal.rows import TUNINGS, Tuning, default_tuning, k_split
 from mlx_engine.observe.log import LOGGER
 
-# The total bytes of the copies of a matrix, which launches read in turn. GPU caches hold less, so every launch reads
-# its copy from memory.
+# While tunings are measured, successive launches read different copies of a matrix. The copies have this many bytes in
+# total, more than a GPU's caches, so every launch reads its copy from memory.
 COLD_BYTES = 256 << 20
 ROUNDS = 5
 # The share by which a tuning must be faster than the default tuning; smaller differences count as noise.
@@ -48,8 +48,8 @@ def fastest(samples: Mapping[Tuning, Sequence[float]], default: Tuning) -> Tunin
 def measured(kernel: Callable[..., Any], args: tuple[Any, ...], tunings: Sequence[Tuning]) -> dict[Tuning, list[float]]:
     """Return `ROUNDS` timings for each tuning that the GPU accepts, in seconds per launch with uncached weights.
 
-    If a launch's output is wide enough, the next launch reads this output, as in a model, so that the two launches
-    cannot overlap.
+    If a launch's output is at least as wide as the kernel's input, the next launch reads the output, as in a model. So
+    the two launches cannot overlap.
     """
     sets = cold_sets(args)
     samples: dict[Tuning, list[float]] = {}
@@ -105,12 +105,12 @@ VARIABLE = "MLX_ENGINE_TUNING"
 # The fewest bytes of matrices for which tunings are measured: for smaller ones, launch overhead hides differences.
 SMALLEST = 1 << 20
 
-# The kernels whose SIMD-groups may share a row.
+# The names of the kernels in which several SIMD-groups may share a row.
 SPLIT = ("matvec", "project_add")
 
 
 def candidates(split: int) -> list[Tuning]:
-    """Return the possible tunings if `split` SIMD-groups share a row: `simdgroups` must be a multiple of `split`."""
+    """Return the tunings whose `simdgroups` is a multiple of `split`, the number of SIMD-groups that share a row."""
     return [tuning for tuning in TUNINGS if tuning.simdgroups % split == 0]
 
 
@@ -126,7 +126,7 @@ class Tuner:
         self._announced = False
 
     def choose(self, kernel: Callable[..., Any], args: tuple[Any, ...]) -> Tuning | None:
-        """Return the tuning of a kernel. For several vectors or small matrices, return None: the default is used."""
+        """Return a kernel's tuning; None for several vectors or small matrices, which use the default tuning."""
         weights = [a for a in args if isinstance(a, StoredMatrix)]
         n_vectors = next(len(a) for a in args if isinstance(a, mx.array))
         if n_vectors > 1 or sum(w.nbytes for w in weights) < SMALLEST:
@@ -185,7 +185,8 @@ def tuner(executor: ExecutorName) -> Tuner | None:
     """Return the tuner of this machine's GPU; None for the emulator, or if tuning is off."""
     if executor == "emulator" or os.environ.get(VARIABLE) == "off":
         return None
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
+    # Without a home folder, `Path.expanduser` would raise an error.
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     chip = str(mx.device_info().get("device_name"))
     return Tuner(identity(executor, chip), Path(cache) / "mlx_engine" / "tuning.json")
 
@@ -198,6 +199,6 @@ def identity(executor: ExecutorName, chip: str) -> str:
 
 
 def _described(matrix: StoredMatrix) -> str:
-    """Return a matrix's type and shape, for a key in the file. Q8_0 is left out, as in files of older versions."""
+    """Return a matrix's type and shape, for a key in the file; for Q8_0 only the shape, as in older versions."""
     shape = "{} x {}".format(*matrix.shape)
     return shape if matrix.layout == Q8_0 else f"{matrix.layout.name} {shape}"

@@ -78,7 +78,8 @@ class SplitMatrix:
 def split(weight: Weight, kernels: Kernels) -> SplitMatrix | None:
     """Return a matrix in its stored type, split into quants and scales; None if there is no kernel for the type.
 
-    Also return None if a scale is infinite or NaN: products would depend on whether a kernel scales or adds first.
+    Also return None if a scale is infinite or NaN: products would then depend on whether a kernel multiplies by the
+    scale before or after it adds.
     """
     matrix = _repacked(weight)
     return SplitMatrix(matrix, kernels) if matrix is not None and _is_finite(matrix) else None
@@ -101,8 +102,8 @@ def _repacked(weight: Weight) -> StoredMatrix | None:
 
 def _is_finite(matrix: StoredMatrix) -> bool:
     of = matrix.layout
-    # Q6_K has no `affine`. Of the float16 elements of an entry of `ws`, only the first is a float, the scale d. Each of
-    # the others holds the bytes of two int8 scales.
+    # `affine` returns the scales and biases in `ws` as floats. It is None for Q6_K: there, the first float16 element of
+    # each entry of `ws` is the scale d, and each other element is not a float, but the bytes of two int8 scales.
     parts = [matrix.ws[:, :: of.entry]] if of.affine is None else of.affine(matrix.ws)
     return all(bool(mx.isfinite(part).all().item()) for part in parts)
 

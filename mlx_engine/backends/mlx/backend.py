@@ -64,9 +64,9 @@ class MlxBackend(Backend):
     head are contiguous. A row is the key or value of one head and token: E elements of the type `kv_type`, or for
     "q8_0" the bytes of its blocks.
 
-    All work runs on one stream of this backend, which several threads may use, one at a time. So a graph that was built
-    in one session can be evaluated in another, in any thread. A graph on one of MLX's default streams can be
-    evaluated only in the thread that created this stream.
+    All work runs on one stream of this backend, which several threads may use, one at a time. So a graph that one
+    thread has built can be evaluated in any thread. A graph on one of MLX's default streams can be evaluated only in
+    the thread that created this stream.
     """
 
     lazy = True
@@ -160,7 +160,7 @@ class MlxBackend(Backend):
         return self._exchanged
 
     def _in_order(self, x: mx.array) -> mx.array:
-        """Return x with a dependency on the previous exchange, so that all ranks run exchanges in the same order."""
+        """Return x, dependent on the previous sum or gather over ranks: all ranks must run these in the same order."""
         return x if self._exchanged is None else mx.depends([x], [self._exchanged])[0]
 
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
@@ -200,7 +200,7 @@ class MlxBackend(Backend):
         """Return cosines (L, E/2) and sines (L, 2, E/2) for positions 0 to L - 1, where L is at least `length`.
 
         The sines of a position are stored twice: negated for the first half of a head, unchanged for the second half.
-        The tables are kept.
+        The arrays of each `rope` are cached.
         """
         found = self._rotations.get(rope)
         if found is None or len(found[0]) < length:
@@ -212,8 +212,8 @@ class MlxBackend(Backend):
     def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
         """Call MLX's `scaled_dot_product_attention` per sequence or, if scores have a soft cap, `_capped_attention`.
 
-        Adjacent pages are read in place; others are copied. Keys and values of another type than the activations are
-        copied and converted.
+        Adjacent pages are read in place; other pages are copied. Keys and values of another type than the activations
+        are copied and converted.
         """
         outs, end = [], 0
         for span, n in zip(kv.spans, counts, strict=True):
@@ -238,7 +238,7 @@ class MlxBackend(Backend):
         return x * mx.sigmoid(x)
 
     def gelu(self, x: Native) -> Native:
-        """If the cube overflows, tanh is still 1 or -1, which is correct."""
+        """Ignore overflow: if the cube is infinite, tanh is still 1 or -1, as it should be."""
         return 0.5 * x * (1 + mx.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x * x * x)))
 
     def gelu_erf(self, x: Native) -> Native:
@@ -410,7 +410,7 @@ class MlxBackend(Backend):
         return mx.stack(outs).astype(x.dtype)
 
     def state_space(self, x: Native, step: Native, space: StateSpace, state: StateView) -> Native:
-        """Process `space_tokens` at a time by matrix products: see section 6 of the paper that `StateSpace` cites."""
+        """Multiply matrices, for `space_tokens` tokens at a time: section 6 of the paper that `StateSpace` cites."""
         inputs, b, c = split_space(x.astype(mx.float32), space)
         time = mx.logaddexp(step.astype(mx.float32) + space.dt_bias, mx.array(0.0))
         repeated, outs = space.n_heads // space.n_groups, []
@@ -480,7 +480,7 @@ def _capped_attention(
 def _mask(n_queries: int, n_keys: int, window: int | None) -> mx.array | str | None:
     """Return the attention mask: "causal", an array with True for visible keys, or None for a single query.
 
-    The keys of a single query are already limited to the window.
+    A single query needs no mask, because the caller passes only the keys in its window.
     """
     if n_queries == 1:
         return None
@@ -491,7 +491,7 @@ def _mask(n_queries: int, n_keys: int, window: int | None) -> mx.array | str | N
 
 
 def _widened(x: Native) -> Native:
-    """Return x, or each item of a tuple or list, with floats converted to float32: NumPy has no bfloat16."""
+    """Convert a float array, or each float array in a tuple or list, to float32, because NumPy has no bfloat16."""
     if isinstance(x, tuple | list):
         return [_widened(part) for part in x]
     return x.astype(mx.float32) if isinstance(x, mx.array) and mx.issubdtype(x.dtype, mx.floating) else x
@@ -579,14 +579,14 @@ def drawn(row: mx.array, sampling: Sampling, u: float, real: mx.Dtype) -> mx.arr
 
 
 def _likeliest(p: mx.array, sampling: Sampling) -> mx.array:
-    """Return (V,) bool: True for tokens that top-k, top-p and min-p keep; of equally likely ones, lower ids first."""
+    """Return (V,) bool: True for tokens that top-k, top-p and min-p keep. Of equally likely tokens, keep lower ids."""
     if sampling.top_k is None and sampling.top_p == 1:
         return p >= sampling.min_p * p.max()
     likely = -mx.sort(-p)[: sampling.top_k]
     likely = likely / likely.sum()
     n = mx.array(len(likely))
     if sampling.top_p < 1:
-        # Exclude each token's own probability from its sum, because the token that reaches top_p is kept, too.
+        # Exclude each token's own probability from its cumulative sum: the token that reaches top_p is kept, too.
         reached = mx.cumsum(likely) - likely
         n = mx.maximum(1, (reached < sampling.top_p).sum())
     n = mx.minimum(n, (likely >= sampling.min_p * likely[0]).sum())
@@ -594,7 +594,7 @@ def _likeliest(p: mx.array, sampling: Sampling) -> mx.array:
 
 
 def _first(p: mx.array, n: mx.array) -> mx.array:
-    """Return (V,) bool: True for the n largest values of p; of equal values, the first ones are preferred."""
+    """Return (V,) bool: True for the n largest values of p; of equal values, those with lower indices."""
     least = -mx.sort(-p)[n - 1]
     above, equal = p > least, p == least
     return above | (equal & (mx.cumsum(equal.astype(mx.int32)) <= n - above.sum()))

@@ -206,7 +206,7 @@ def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
 
 
 def _first(values: mx.array, n: int) -> mx.array:
-    """Return for each value whether it is among the n largest of its row; of equal values, the first are preferred."""
+    """Return bools: True for the n largest values of each row; of equal values, those with lower indices."""
     least = mx.sort(values, axis=-1)[:, values.shape[1] - n, None]
     above, equal = values > least, (values == least).astype(mx.int32)
     n_left = n - above.sum(axis=-1, keepdims=True)
@@ -216,7 +216,7 @@ def _first(values: mx.array, n: int) -> mx.array:
 def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> mx.array:
     """Return (T*C, N) as `Backend.expert_linear` defines it. x is (T, K) or (T*C, K), with C chosen experts per token.
 
-    `MANY` or more rows are sorted by expert. With `row_by_row`, sorted rows are also multiplied one at a time, so that
+    `MANY` or more rows are sorted by expert. With `row_by_row`, even sorted rows are multiplied one at a time, so that
     the order of summation is the same for any number of rows.
     """
     each = ids.size // len(x)
@@ -229,5 +229,8 @@ def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> m
 
 
 def combine(y: mx.array, weights: mx.array) -> mx.array:
-    """Return (T, D), each token's weighted sum of its experts' results (T*C, D), summed in the type of the weights."""
+    """Return (T, D): for each token, the weighted sum of the rows of its C experts in y (T*C, D).
+
+    The sum is computed in the type of the weights, and rounded to the type of y.
+    """
     return (y.reshape(*weights.shape, -1) * weights[:, :, None]).sum(axis=1).astype(y.dtype)

@@ -27,8 +27,8 @@ from mlx_engine.quant.groups import GroupType
 from mlx_engine.quant.weight import Weight
 
 GROUP, BITS = 32, 8
-# Maps each type that is repacked only for float16 and bfloat16 activations to the function that splits its blocks. Q8_0
-# is repacked for all activations (`reinterpret`).
+# Maps types to the functions that split their blocks. Matrices of these types are repacked only for float16 and
+# bfloat16 activations; Q8_0 is repacked for all activations (`reinterpret`).
 AFFINE = {"Q4_0": split_q4_0, "Q4_K": split_q4_k}
 
 

@@ -1,8 +1,8 @@
 """The backend `scalar`: every operation in plain Python, element by element. All other backends are tested against it.
 
 Arrays are nested lists of floats: (T, D) is a list of T lists of D floats. Python floats are float64, so sums and
-products are float64. NumPy is used only to convert weights, inputs, results, and what caches store. This backend is
-deliberately unoptimised: read it to learn what an operation computes, but use another backend to run models.
+products are float64. NumPy is used only to convert weights, inputs, results, and cached keys, values and states. This
+backend is deliberately unoptimised: read it to learn what an operation computes, but use another backend to run models.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ TINY = 1e-6
 class ScalarBackend(Backend):
     """The plain Python backend.
 
-    A KV store is a tuple of two lists, keys and values, with one item per slot. If `n_arrays` is 1, it has one list.
+    A KV store is a tuple of two lists, keys and values, with one item per slot. If `n_arrays` is 1, the tuple has one
+    list, whose items are both key and value.
     """
 
     name = "scalar"
@@ -329,7 +330,7 @@ def _softmax(row: list[float]) -> list[float]:
 
 
 def _ranked(scores: list[float], routing: Routing) -> list[float]:
-    """Return the scores plus the bias; for experts outside of the best groups, return minus infinity."""
+    """Return the scores plus the bias; minus infinity for experts outside the k best of n groups (`Routing.groups`)."""
     row = scores if routing.bias is None else [s + b for s, b in zip(scores, routing.bias, strict=True)]
     if routing.groups is None:
         return row
@@ -391,7 +392,7 @@ def sigmoid(v: float) -> float:
 def _head(
     row: list[float], beta: float, step: float, rule: DeltaRule, head: int, matrix: list[list[float]]
 ) -> tuple[list[list[float]], list[float]]:
-    """Apply the token in `row`; return the new matrix (E, P) of a value head, and the head's output (P,)."""
+    """Apply the delta rule to one token; return the new matrix (E, P) of a value head, and the head's output (P,)."""
     dim, width, keys = rule.key_dim, rule.value_dim, rule.n_key_heads * rule.key_dim
     at, value_at = rule.key_head(head) * dim, 2 * keys + head * width
     q, k = _unit(row[at : at + dim]), _unit(row[keys + at : keys + at + dim])
@@ -408,7 +409,7 @@ def _head(
 def _space(
     row: list[float], step: float, space: StateSpace, head: int, matrix: list[list[float]]
 ) -> tuple[list[list[float]], list[float]]:
-    """Apply the token in `row`; return the new matrix (N, P) of a state space's head, and the head's output (P,)."""
+    """Apply a state space to one token; return the new matrix (N, P) of a head, and the head's output (P,)."""
     width, dim, inner = space.head_dim, space.state_dim, space.n_heads * space.head_dim
     at = inner + head * space.n_groups // space.n_heads * dim
     x, b = row[head * width : (head + 1) * width], row[at : at + dim]

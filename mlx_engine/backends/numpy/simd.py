@@ -1,8 +1,8 @@
 """The backends `simd` and `parallel` in NumPy. Matrices are dequantised on load, and BLAS multiplies them.
 
 These classes are used with `--no-jit` and on machines without compiled kernels, and are the reference in tests of
-`cpu/backend.py`. `parallel` runs products in chunks on a thread pool, with one BLAS thread per chunk. The chunks depend
-only on shapes, so results are bit-identical for any number of threads.
+`backends/cpu/backend.py`. `parallel` runs products in chunks on a thread pool, with one BLAS thread per chunk. The
+chunks depend only on shapes, so results are bit-identical for any number of threads.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from mlx_engine.quant.weight import Weight
 
 _ERFC = np.vectorize(math.erfc, otypes=[np.float64])
 
-# If a mask allows fewer tokens than this, `_largest_allowed` only searches their logits. This is up to 4 times as fast
-# as searching all 152,000 logits.
+# If a mask allows fewer tokens than this, `_largest_allowed` only searches their logits. With a vocabulary of 152,000
+# tokens, this is up to 4 times as fast as searching all logits.
 FEW = 4096
 
-# The limit of BLAS to one thread applies to the whole process. `_held` is the number of sessions that need the limit,
-# and `_limit` is the object that restores the previous limit.
+# The limit of BLAS to one thread applies to the whole process. `_held` counts the open `one_blas_thread` contexts, and
+# `_limit` is the object that restores the previous limit.
 _lock = kept_over_forks(threading.Lock())
 _held = 0
 _limit: Any = None
@@ -56,7 +56,7 @@ _limit: Any = None
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limit BLAS to one thread. Of nested or concurrent contexts, the first sets the limit, and the last removes it."""
+    """Limit BLAS to one thread. The previous limit is restored when no nested or concurrent context is left."""
     global _held, _limit
     with _lock:
         if _held == 0:
@@ -359,7 +359,8 @@ class SimdBackend(Backend):
 def rope_table(rope: Rope, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return cosines and sines (T, 1, E/2) for T positions, multiplied by the `lengths` and the `growth` of the rope.
 
-    The tables are cached, because all layers of a pass need the same one. So `positions` must be a tuple or a range.
+    The result is cached, because all layers of a pass need the same one. So `positions` must be hashable: a tuple or a
+    range.
     Angles are float64: at position 40,000 a float32 angle is wrong in the third decimal.
     """
     angles = np.outer(np.asarray(positions, dtype=np.float64), np.asarray(rope.frequencies))[:, None, :]
@@ -378,7 +379,7 @@ def hidden_keys(n_queries: int, n_keys: int, window: int | None) -> np.ndarray |
     hidden = key > position
     if window is None:
         return hidden
-    # With chunks (negative windows), a token sees keys from the first position of its chunk on.
+    # A negative window means chunks of -window positions: a token sees no keys before the first position of its chunk.
     return hidden | (key <= position - window if window > 0 else key < position - position % -window)
 
 
@@ -386,7 +387,7 @@ def softmax(scores: np.ndarray, sinks: np.ndarray | None = None) -> np.ndarray:
     """Return the softmax over the last axis.
 
     `sinks` (..., 1) has an additional score for each row, which counts in the maximum and the divisor. The result has
-    no weight for it.
+    no weight for the sink.
     """
     most = scores.max(axis=-1, keepdims=True)
     most = most if sinks is None else np.maximum(most, sinks)
@@ -396,14 +397,14 @@ def softmax(scores: np.ndarray, sinks: np.ndarray | None = None) -> np.ndarray:
 
 
 def split(x: Native, rule: DeltaRule) -> tuple[Native, Native, Native]:
-    """Split rows into queries (T, G, E), keys (T, G, E) and values (T, H, P): NumPy or MLX arrays, as x."""
+    """Split rows into queries (T, G, E), keys (T, G, E) and values (T, H, P), arrays of the same class as x."""
     n, keys = len(x), rule.n_key_heads * rule.key_dim
     q, k = (x[:, at : at + keys].reshape(n, rule.n_key_heads, rule.key_dim) for at in (0, keys))
     return q, k, x[:, 2 * keys :].reshape(n, rule.n_value_heads, rule.value_dim)
 
 
 def split_space(x: Native, space: StateSpace) -> tuple[Native, Native, Native]:
-    """Split rows into inputs (T, H, P), B (T, G, N) and C (T, G, N): NumPy or MLX arrays, as x."""
+    """Split rows into inputs (T, H, P), B (T, G, N) and C (T, G, N), arrays of the same class as x."""
     n, inner, width = len(x), space.n_heads * space.head_dim, space.n_groups * space.state_dim
     b, c = (x[:, at : at + width].reshape(n, space.n_groups, -1) for at in (inner, inner + width))
     return x[:, :inner].reshape(n, space.n_heads, -1), b, c
@@ -452,7 +453,7 @@ class ParallelBackend(SimdBackend):
         self._executor, self._process = ThreadPoolExecutor(self.threads, thread_name_prefix="mlx_engine"), os.getpid()
 
     def linear(self, x: Native, linear: Linear) -> Native:
-        """Multiply in chunks. A chunk is a range of rows of the weight, and computes these columns of the result."""
+        """Multiply in chunks. A chunk is a range of rows of the weight, and computes the same range of columns of y."""
         w = linear.weight
         y = np.empty((len(x), len(w)), dtype=np.float32)
 

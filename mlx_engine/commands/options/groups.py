@@ -2,8 +2,8 @@
 
 An option is a field of a group or a parameter of a command. Declare it with `mlx_engine.options.option` or, if it needs
 other features of typer, such as a callback, as `name: Annotated[type, typer.Option(...)] = default`. The first sentence
-of a group's docstring is the title of its panel in help. Only `--help-all` lists options with `is_rare`, and options
-and groups whose annotation has `RARE`.
+of a group's docstring is the title of its panel in help. An option is rare if it is declared with `is_rare`, or
+if its annotation or its group's annotation has `RARE`. Rare options are listed by `--help-all`, but not by `--help`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlx_engine.options import About
 
 RARE = "rare"
 
-# Placeholders for values in help, by type.
+# Maps each type of option to the placeholder of its value in help.
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 AllHelp = Annotated[
@@ -85,7 +85,7 @@ def parameters_of(group: Any, *, is_rare: bool = False) -> list[inspect.Paramete
 
 
 def _named(hint: Any, title: str | None = None) -> Any:
-    """Return the annotation of an option. If the value's placeholder or the panel's title is missing, add it."""
+    """Return the annotation of an option, with the value's placeholder and the panel's title added if missing."""
     for info in getattr(hint, "__metadata__", ()):
         if isinstance(info, typer.models.ParameterInfo):
             info.rich_help_panel = info.rich_help_panel or title
@@ -96,7 +96,7 @@ def _named(hint: Any, title: str | None = None) -> Any:
 
 
 def _hinted(group: Any) -> Iterator[tuple[Field[Any], Any]]:
-    """Yield (field, annotation for typer) of a group's nested groups, and of its options that have a flag."""
+    """Yield (field, annotation) for each nested group of a group, and for each of its options that has a flag."""
     hints = get_type_hints(group, include_extras=True)
     for f in fields(group):
         about = f.metadata.get("about")
@@ -133,11 +133,11 @@ def _made(group: Any, given: dict[str, Any]) -> Any:
 
 
 def flags_given(*groups: Any) -> dict[str, str]:
-    """Map the field name of each option that is not at its default to the option's flag: `{"depth": "-d"}`."""
+    """Return a map from the field name of each option that is not at its default to its flag: `{"depth": "-d"}`."""
     found = {}
     for group in groups:
         for f, hint in _hinted(type(group)):
-            # An option that may be repeated and was not given is None or an empty list.
+            # If an option that may be repeated is not given, its value is None or an empty list.
             if not is_dataclass(hint) and getattr(group, f.name) not in (f.default, []):
                 found[f.name] = _flag(hint)
     return found

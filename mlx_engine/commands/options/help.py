@@ -13,8 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from mlx_engine.commands.console import is_plain
 
-# The greatest widths, in characters, of a panel and of its column of flags. The help of a longer flag begins on the
-# next line.
+# The greatest widths, in characters, of a panel and of its column of flags. If an option's flags are longer than the
+# column, its help begins on the next line.
 MOST_COLUMNS, MOST_FLAGS = 100, 28
 
 HELP_ALL = "help_all"
@@ -54,7 +54,7 @@ class Group(TyperGroup):
     summaries: ClassVar[dict[str, str]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Print the help if no command is given. Typer does not: it assumes that `format_help` has printed the help."""
+        """Print the help if no command is given. Typer expects `format_help` to print it, but ours only formats it."""
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             ctx.exit(2)
@@ -71,7 +71,7 @@ class Group(TyperGroup):
 
 
 def title_of(parameter: Any) -> str:
-    """Return the title of the panel of a parameter that is in no group."""
+    """Return the title of the panel for a parameter that is in no group."""
     if parameter.param_type_name == "argument":
         return "Arguments"
     return "Help" if parameter.name in ("help", HELP_ALL) else "Options"

@@ -112,7 +112,7 @@ SUGGESTED = "Take sampling options that are not given from the model's files."
 
 
 def _keep_no_shape(context: typer.Context, wanted: bool) -> bool:
-    """If --no-cache is given, remove the random weights of `shape:` models when the command ends."""
+    """The callback of --no-cache: if it is given, remove the random weights of `shape:` models at the command's end."""
     if wanted:
         from mlx_engine.checkpoint.shapes import not_kept
 
@@ -179,7 +179,7 @@ class LoadOptions:
         return {"activations": self.activations, "kv_type": self.kv_type}
 
     def conversion(self) -> Conversion:
-        """Return the conversion of linear layers; raise OptionError if a value in this group is invalid."""
+        """Return the conversion of linear layers; raise OptionError if it is invalid, or the number of threads is."""
         from mlx_engine.weights.conversion import check_load_options
 
         layers = layers_of(self.quant_layer)
@@ -213,7 +213,7 @@ class ComputeOptions(LoadOptions):
         return how
 
     def changes(self, context_len: int | None) -> dict[str, Any]:
-        """Return the keyword arguments of `load` that change results; raise OptionError if one is invalid."""
+        """Return the keyword arguments of `load` that change results; raise OptionError as `conversion` does."""
         given: dict[str, Any] = {} if context_len is None else {"context": context_len}
         given |= self.types()
         if self.allow_settings:
@@ -292,6 +292,6 @@ class PrefixOptions:
             require(given, option="--prefix-disk", expected="--prefix-dir", found=self.prefix_disk, message=message)
 
     def use(self, engine: Engine) -> None:
-        """Make an engine keep prefixes in --prefix-dir, if given; raise OptionError if the engine cannot keep them."""
+        """If --prefix-dir is given, make an engine keep prefixes there; raise OptionError if the engine cannot."""
         if self.prefix_dir is not None:
             engine.keep_prefixes(self.prefix_dir, bytes_of("--prefix-disk", self.prefix_disk or DISK))

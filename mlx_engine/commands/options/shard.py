@@ -1,4 +1,4 @@
-"""The options `--shard` and `--split`: a run on several machines, in ranks (processes that `mlx.launch` starts)."""
+"""Options for one model on several ranks: processes on one or more machines, which `mlx.launch` starts."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ class ShardOptions:
 
 
 def described(error: BaseException) -> str:
-    """Return an error as one line. If it is neither an EngineError nor a MemoryError, begin with its type."""
+    """Return the message of an error; prefix the name of its class, except for an EngineError or a MemoryError."""
     if isinstance(error, MemoryError):
         error = out_of_memory("memory", error)
     return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
 
 
 def lacks_rank(error: BaseException) -> bool:
-    """Return whether an error has to be printed with its rank, because it is a lack of memory or a bug."""
+    """Return whether an error is a lack of memory or a bug: the message of rank 0 then begins with the rank."""
     if isinstance(error, OSError) and error.errno is not None:  # the error concerns a file or stdout
         return False
     return isinstance(error, MemoryError) or not isinstance(
@@ -102,7 +102,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def follow(source: str, backend: str, shard: Shard, options: Mapping[str, Any]) -> None:
-    """Run this rank's part of every pass that rank 0 starts, without output. `options` are those of `open_source`."""
+    """Run this rank's part of every pass that rank 0 starts. `options` are keyword arguments of `open_source`."""
     from mlx_engine.engine import open_source
 
     open_source(source, backend, shard=shard, **options).follow()

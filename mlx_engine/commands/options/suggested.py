@@ -26,10 +26,10 @@ IDLE_IF_GREEDY = tuple(f.name for f, about in declared(Sampling) if about.needs_
 
 GENERATION_CONFIG = "generation_config.json"
 
-# Maps each key of a GGUF file to the name of an option. In generation_config.json, the keys are the names of options.
+# Maps each GGUF key to the name of a sampling option. In generation_config.json, the keys are the names of options.
 GGUF_KEYS = {f"general.sampling.{about.gguf}": f.name for f, about in declared() if about.gguf is not None}
 HF_KEYS = {name: name for name in GGUF_KEYS.values()}
-# Maps each setting that changes the choice of tokens but is not implemented to the values that switch it off.
+# Settings that change the choice of tokens, but are not implemented. Each is mapped to the values that switch it off.
 UNUSED: dict[str, tuple[object, ...]] = {
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
@@ -69,7 +69,9 @@ class Suggested:
 def choose_sampling(
     invocation: typer.Context, given: Sampling, opened: CheckedCheckpoint, *, suggested: bool
 ) -> Chosen:
-    """Return the given options. With `suggested`, options that the command line lacks get the suggested values.
+    """Return the given options, with notes and warnings.
+
+    With `suggested`, options that are not on the command line get the values that the model's files suggest.
 
     Raises:
         SourceError, FormatError, OptionError: a file cannot be read, or suggests an invalid value.
@@ -89,7 +91,7 @@ def choose_sampling(
 
 
 def offered(invocation: typer.Context, opened: CheckedCheckpoint) -> list[str]:
-    """Return a hint if the model's files suggest other options than the defaults, and --temp was not given."""
+    """Return a hint if the model's files suggest values other than the defaults, and --temp was not given."""
     try:
         suggested = checked(opened.path, opened.checkpoint.metadata)
     except EngineError:  # a damaged file whose suggestions are not used must not end a run
@@ -101,7 +103,7 @@ def offered(invocation: typer.Context, opened: CheckedCheckpoint) -> list[str]:
 
 
 def without_effect(given: Sampling, used: Sampling) -> list[str]:
-    """If decoding is greedy, return a warning about options of the command line that have no effect then."""
+    """If decoding is greedy, return a warning about the options on the command line that only affect sampling."""
     flags = flags_given(given)
     idle = [flags[name] for name in IDLE_IF_GREEDY if name in flags]
     if not idle or used.temperature >= COLDEST:
@@ -112,7 +114,7 @@ def without_effect(given: Sampling, used: Sampling) -> list[str]:
 
 
 def checked(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
-    """Return the result of `suggested_sampling`, or raise its errors, or OptionError if `Sampling` refuses a value."""
+    """Return the result of `suggested_sampling`. Raise its errors, and OptionError if `Sampling` refuses a value."""
     suggested = suggested_sampling(path, metadata)
     try:
         Sampling(**suggested.values)
@@ -139,7 +141,7 @@ def named(values: Mapping[str, Any]) -> str:
 
 
 def _is_given(invocation: typer.Context, name: str) -> bool:
-    """Return whether the command line has an option; its value may be the default."""
+    """Return whether an option is on the command line, even with its default value."""
     source = invocation.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -147,9 +149,9 @@ def _is_given(invocation: typer.Context, name: str) -> bool:
 def suggested_sampling(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
     """Return the sampling options that a folder or a GGUF file suggests.
 
-    `metadata` is the metadata of the GGUF file; None reads the file. If `do_sample` is false, or if neither `do_sample`
-    nor a temperature is set, suggest greedy decoding. Of a folder's other options, only the repetition penalty is then
-    used.
+    `metadata` is the metadata of the GGUF file; if it is None, read the file. If `do_sample` is false, or if neither
+    `do_sample` nor a temperature is set, suggest greedy decoding. A folder's only other suggestion is
+    then its repetition penalty.
 
     Raises:
         SourceError: a file cannot be read.
