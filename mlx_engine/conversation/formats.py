@@ -164,9 +164,7 @@ TABLE: Mapping[str, Template] = {
         transform=NAMED,
     ),
     # Mistral 7B v0.3, Nemo
-    "mistral-list": _json_list(
-        "[TOOL_CALLS]", "", '{{"name": {quoted}, "arguments": {arguments}, "id": "{id}"}}'
-    ),
+    "mistral-list": _json_list("[TOOL_CALLS]", "", '{{"name": {quoted}, "arguments": {arguments}, "id": "{id}"}}'),
     # Gemma 4: keys without quotes, strings between two control tokens <|"|>
     "gemma4": _calls(
         [Written("<|tool_call>call:{name}{arguments}<tool_call|>", between="")],
