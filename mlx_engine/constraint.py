@@ -252,12 +252,12 @@ def target(reference: str, root: Any) -> Any:
 
 
 def _is_noop(name: str, value: object) -> bool:
-    """Return whether a keyword changes nothing, because its value False is its default."""
+    """Return whether a keyword of `UNSUPPORTED` changes nothing, because its value False is its default."""
     return name in ("uniqueItems", "nullable", "$recursiveAnchor") and value is False
 
 
 def _with_bounded_json(lark: str) -> str:
-    """Check the `%json` schemas of a grammar that lack "x-guidance", and return the grammar with `bounded` of each."""
+    """Return a grammar with each `%json` schema checked and `bounded`; those with "x-guidance" stay unchanged."""
     made, at = "", 0
     while match := EMBEDDED.search(lark, at):
         try:

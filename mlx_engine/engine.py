@@ -293,8 +293,8 @@ class Engine:
         identify = partial(_identified, self.path, about, self._files)
         made = PrefixFolder(Path(folder).expanduser(), max_nbytes, self.path.stem, identify)
         if self._prefixes is not None:
-            # `made` computes its identity in a thread. If `self._prefixes.saved` has entries, `self._prefixes` has the
-            # same identity already. If not, the identity of `self._prefixes` may be empty, so it is not copied.
+            # `made` computes its identity in a thread. If `load_prefix` has added entries to `self._prefixes.saved`,
+            # `self._prefixes` has the same identity already. If not, its identity may be empty, so it is not copied.
             if self._prefixes.saved:
                 made.identity, made.saved = self._prefixes.identity, self._prefixes.saved
             self._prefixes.close()

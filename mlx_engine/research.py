@@ -102,7 +102,7 @@ class Session:
 
     @property
     def n_kept(self) -> int:
-        """Number of tokens whose keys and values are kept."""
+        """Number of tokens whose keys and values are kept. The next pass runs the others, at least the last one."""
         return self._kv.length
 
     def logits(self, next_ids: int | Sequence[int] = ()) -> mx.array:

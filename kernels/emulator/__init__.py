@@ -10,6 +10,7 @@ A kernel can be compiled in three *builds*, which differ in their checks. The ar
 order of threads. The results of a correct kernel are bit-identical for every seed, except the results of atomic sums
 and of tensor products (`matmul2d`). README.md lists the mistakes that the emulator finds, and those that it cannot
 find.
+
 Textures are not supported. In the body of a `metal_kernel`, two more constructs are not supported: copying a structure
 out of device memory, and calling a member function of an object outside the address space `thread`.
 """

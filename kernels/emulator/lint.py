@@ -117,7 +117,7 @@ def _attributes(error: str) -> Iterator[str]:
 
 
 def _tiny_inputs(error: str, inputs: Sequence[tuple[str, Input]]) -> Iterator[str]:
-    """Explain an error about address spaces if the kernel has inputs of fewer than 8 elements."""
+    """Explain an error about address spaces if the kernel has inputs of fewer than 8 elements (`constant` memory)."""
     tiny = [name for name, kind in inputs if kind.small]
     if tiny and re.search(r"constant|address space '2'", error):
         yield (

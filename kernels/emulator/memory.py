@@ -66,7 +66,8 @@ def _has_large_space() -> bool:
 class Buffer:
     """Mapped pages with a guard (unmapped memory) before and after them.
 
-    The usable bytes are at the start or at the end of the pages; see `place`.
+    The usable bytes are at the start of the pages, next to a guard, or as close to the end as their alignment allows
+    (`place`).
 
     Attributes:
         start: the address of the first usable byte.
@@ -177,7 +178,7 @@ class Pool:
 
     @contextmanager
     def lending(self) -> Iterator[Pool]:
-        """Yield this pool; on exit, take back all buffers that were lent since, and call `_forget`."""
+        """Yield this pool; on exit, take back all buffers that were lent since; `_forget` then drops some copies."""
         try:
             yield self
         finally:

@@ -253,7 +253,7 @@ class WholeKernel:
             seed: selects the order of threads.
             build: which checks are made: "spaces", "undefined" or "races".
             lanes: which lanes must reach SIMD-group operations: "active" or "all".
-            guard: which side of buffers is next to unmapped memory: "end", "start" or None.
+            guard: which side of buffers is next to unmapped memory: "end" or "start"; None lets the seed choose.
             time_limit: seconds of CPU time that a threadgroup may take.
             trace: (index of a buffer, offset of a byte). In the build "races", `statistics.writer` then names the last
                 thread that wrote this byte.
@@ -540,7 +540,7 @@ def address_space_notes(file: Path, folders: Sequence[Path] = ()) -> tuple[Findi
 
     The kernels of a .metal file run with one memory for all address spaces, so a run cannot find these errors. This
     function only compiles the file, with separate address spaces. The errors become notes, not mistakes, because clang
-    also refuses valid code: it lets no member function be called if the object is outside the address space `thread`.
+    also refuses valid code: calls of a member function of an object outside the address space `thread`.
     """
     text = place_threadgroup_memory(file.read_text(encoding="utf-8", errors="replace"))
     head = f'#include <msl/all.h>\n#line 1 "{file.name}"\n'

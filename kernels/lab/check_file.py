@@ -34,7 +34,7 @@ class FileReport:
         compiled: the kernels of a .metal file that compile in every build of the emulator. Maps each kernel to the
             names of the other instantiations of its template, which are not compiled.
         findings: the mistakes as text, including errors that the program caught with `except`. The error or non-zero
-            exit status that ended the program is listed as "FILE:LINE: error".
+            exit status that ended the program is also a finding; its text begins with the file and line that raised it.
         uncalled: kernels that were created but not called. If a kernel did not compile, or the program had a mistake,
             the list is empty, because the program may have ended before it called all kernels.
         notes: maps the name of a kernel, or of the .metal file, to its possible mistakes.

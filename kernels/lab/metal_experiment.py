@@ -93,9 +93,9 @@ Buffers = Mapping[int, Any]
 class MetalExperiment:
     """A kernel of a .metal file with everything needed to run and check it in the emulator.
 
-    Each parameter of a function below has the name of a size, and gets its value. A parameter `rng` of the function
-    `buffers` gets a random generator. A parameter `buffers` of `reference` gets a dict of the buffers by index, with
-    floats as float64.
+    The functions below are called with the values that their parameters name. A parameter may have the name of a size.
+    The function `buffers` may also have a parameter `rng`, a random generator. The function `reference` may also have a
+    parameter `buffers`, a dict of the buffers by index, with floats as float64.
 
     Attributes:
         file: the .metal file.
@@ -111,7 +111,8 @@ class MetalExperiment:
         include: folders for `#include`.
         bound: the largest accepted error, as a multiple of float32's epsilon times the largest absolute number of the
             expected output. If the output's type is shorter than float32, its rounding error is accepted in addition.
-        lanes: "all" if all lanes must take part in SIMD-group operations; "active" if not, as in Metal.
+        lanes: "all" if all lanes must take part in SIMD-group operations; "active" if only active lanes
+            must, as in Metal.
         layout: which thread holds which elements of cooperative tensors: with "any", the seed decides; "m5" is the
             layout of an M5, for kernels that run only on an M5.
 

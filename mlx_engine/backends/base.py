@@ -137,7 +137,7 @@ class Backend(Primitives):
         raise NotImplementedError
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return True if `embed` takes this table itself; return False if `embed` takes the result of `prepare`."""
+        """Return True if `embed` takes this `Weight`; return False if `embed` takes the result of `prepare`."""
         return False
 
     def discard(self, linear: Linear) -> None:

@@ -43,7 +43,7 @@ storage, block, dispatch, exchange = map(_registering, [kind for kind in OPERATI
 
 
 class Primitives(ABC):
-    """The abstract operations.
+    """The abstract operations on arrays of one type, without model state.
 
     Where a docstring names no other type, results are float32; float64 in `scalar`; float16 or bfloat16 if activations
     have this type.

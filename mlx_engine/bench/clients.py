@@ -239,7 +239,7 @@ class Served:
             connection.close()
 
     def _record(self, timed: RequestTimes, event: dict[str, Any]) -> None:
-        """Record when a piece of text arrives. If the server reports its usage, record the number of tokens."""
+        """Record when a piece of text arrives. If the event has the usage, record its numbers of tokens."""
         if any(choice.get("text") for choice in event.get("choices") or ()):
             timed.arrivals.append(self._clock())
             timed.n_tokens += 1
@@ -435,7 +435,7 @@ def shares(run: Run, steps: Steps, limits: dict[str, float] | None) -> Figures:
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:
-    """Return the median if q is 0.5, else the smallest value that at least a share q of all values does not exceed."""
+    """Return the median if q is 0.5, else the smallest value v such that at least a share q of all values is <= v."""
     if not values:
         return None
     if q == 0.5:

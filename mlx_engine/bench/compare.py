@@ -81,7 +81,7 @@ def _named(found: Any) -> dict[str, float | None]:
 
 
 def _shared(line: list[str], new: dict[str, float | None], whole: float | None) -> list[str]:
-    """Insert the share of a component in the new pass, which takes `whole` ms, before the note of the line."""
+    """Insert a component's share of the new pass, which takes `whole` ms, before the note of the component's line."""
     ms = new.get(line[0])
     return [*line[:-1], "-" if not ms or not whole else f"{ms / whole:.1%}", line[-1]]
 

@@ -281,7 +281,7 @@ def _scored_by(engine: Engine, text: Text) -> Iterator[tuple[float, np.ndarray]]
 
 
 def log_softmax(row: np.ndarray) -> np.ndarray:
-    """Return the log-probabilities (V,) float64 of logits (V,). Rounded log-probabilities are normalised again."""
+    """Return log-probabilities (V,) float64 of logits (V,), or of rounded log-probabilities, which it normalises."""
     x = row.astype(np.float64)
     x -= x.max()
     return x - math.log(np.exp(x).sum())

@@ -105,7 +105,7 @@ def numbers(option: str, texts: list[str] | None, default: list[int]) -> list[in
 
 
 def span(option: str, text: str) -> list[int]:
-    """Return the numbers of a text such as `5`, `1-9`, `128-512+128` (add 128) or `128-512*2` (multiply by 2)."""
+    """Return the numbers of a text such as `5`, `1-9` (add 1), `128-512+128` (add 128) or `128-512*2` (double)."""
     found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?:([+*])(\d{1,9}))?)?", text.strip())
     if found is None:
         message = f"{option}: {text!r} is no list of numbers, such as 1,2,4 or 128-512+128 or 128-512*2"

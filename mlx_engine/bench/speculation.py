@@ -132,7 +132,7 @@ def texts_of(file: Path) -> list[Row]:
 
 
 def rows(engine: Engine, texts: Sequence[Row], repetitions: int) -> Iterator[Row]:
-    """Yield a row per text and drafter: rates with and without proposals, their factor, numbers of tokens.
+    """Yield a row per text and drafter: rates with and without proposals, their factor, proposed and accepted tokens.
 
     Raises:
         EngineError: an answer differs with and without proposals.

@@ -70,7 +70,8 @@ Any file may be removed at any time; `mlx_engine cache remove prefixes` removes 
 # The queue has at most MOST_JOBS jobs, and at most MOST_COPIED bytes of a lazy backend's copies. Further writes are
 # dropped.
 MOST_JOBS, MOST_COPIED = 4096, 256 << 20
-# If requests wait, at most this number of bytes is read from files between two passes. This takes about 0.1 s.
+# If requests wait, at most this number of bytes is read from files between two passes, which takes about 0.1 s. Models
+# with windows or recurrent states are an exception (`DiskPrefixes.piece`).
 MOST_READ = 64 << 20
 # The number of threads that read files in advance.
 READERS = 2

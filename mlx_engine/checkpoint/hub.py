@@ -35,8 +35,8 @@ def download(repo: str, file: str | None) -> Path:
     of the model in the cache.
 
     Raises:
-        SourceError: the hub does not answer and the model is not in the cache; there is no such repository or file;
-            several files match; or the cache cannot be written.
+        SourceError: the hub does not answer and the model is not in the cache; there is no such repository or file, or
+            the hub refuses access; several files match; or the cache cannot be written.
     """
     name = HubName(repo, file)
     _check_file_name(repo, file)

@@ -24,9 +24,8 @@ def identity(path: Path) -> str:
     """Return a SHA-256, in hex, of the sizes and some bytes of a checkpoint's files.
 
     The files are the parts of a GGUF file, or a folder's weights and config.json. For a folder, the names of the files
-    are hashed, too.
-    Files of at most 4 MiB are read completely. Of larger files, 256 evenly spaced pieces of 16 KiB and up to 255 bytes
-    at the end are read. So models that differ only in a few edited weights may have the same SHA-256.
+    are hashed, too. Files of at most 4 MiB are read completely. Of larger files, 256 evenly spaced pieces of 16 KiB and
+    up to 255 bytes at the end are read. So models that differ only in a few edited weights may have the same SHA-256.
 
     Raises:
         SourceError: a file cannot be read.
@@ -73,7 +72,8 @@ def signature(path: Path) -> str:
 def kept_digest(path: Path, folder: Path, loaded: str | None = None) -> str:
     """Return the `digest` of a checkpoint. Keep it in a file in `folder`, for later calls with unchanged files.
 
-    `loaded` is the `signature` of the files when their weights were loaded; None skips the check for later changes.
+    `loaded` is the `signature` of the files when their weights were loaded. If it is None, changes of the files since
+    they were loaded are not detected.
 
     Raises:
         SourceError: the files have changed since they were loaded, or while they were read.

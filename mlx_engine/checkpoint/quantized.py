@@ -427,8 +427,8 @@ def compressed_layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
     or `k // (K / G)` if this tensor is absent. The formats are:
     - "int-quantized" and "naive-quantized" store 8-bit integers as `weight`, I8.
     - "float-quantized" stores `weight` as F8_E4M3 (see `fp8_layers`).
-    - "pack-quantized" adds 2**(bits - 1) to 4- or 8-bit integers, and packs them into `weight_packed` (N, K * bits /
-      32) I32, the first column in the lowest bits. `weight_shape` has the numbers N and K.
+    - "pack-quantized" adds 2**(bits - 1) to 4- or 8-bit integers, and packs them into the I32 `weight_packed`
+      (N, K * bits / 32), the first column in the lowest bits. `weight_shape` has the numbers N and K.
     For integers, `weight_scale` is (N, G), (N, 1) or one number. Asymmetric weights have `weight_zero_point`: I8 of the
     scales' shape, or I32, packed like `weight_packed` but along N. If this tensor is absent, zero points are 0.
 

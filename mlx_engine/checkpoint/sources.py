@@ -57,7 +57,7 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
 
 
 def is_cached(source: str) -> bool | None:
-    """Return whether a model of the hub is in the cache; None if `source` is a path, or no hub id or address."""
+    """Return whether a model of the hub is in the cache; None if `source` exists as a path or names no such model."""
     try:
         if Path(source).expanduser().exists():
             return None

@@ -44,7 +44,7 @@ def backends(
     print(f"{'auto':<10}selects {auto()} on this machine")
     for row in rows:
         if "decode" in row:
-            counted = "for MLX's operations, the number that they take on Metal"
+            counted = "MLX's operations count as the dispatches that they need on Metal"
             print(f"\nGPU dispatches of one token of {model} on {row['name']} ({counted}):")
             print("".join(f"  {note}\n" for note in row["decode"].get("notes", ())), end="")
             print("\n".join(cost_lines(row["decode"])))

@@ -302,7 +302,7 @@ class TextWriter:
             self.write("\n")
 
     def _fit_to_terminal(self) -> bool:
-        """Return whether to wrap words. A terminal with a new width has rewrapped the line: update the column."""
+        """Return whether to wrap words. If the width has changed, update the column: the text was rewrapped."""
         width = columns_of(self._out)
         if width != self._width and width:
             self._column %= width

@@ -527,7 +527,7 @@ def kv_cache(size: CacheSize) -> str:
 
 
 def rates(generation: Generation) -> str:
-    """Return a text with the time to the first token, and the further tokens per second of their passes."""
+    """Return a text: the time to the first token, and the decode rate (further tokens per second of their passes)."""
     first, rate = generation.metrics.time_to_first_token_ms, generation.metrics.decode_tokens_per_second
     if first is None or not generation.token_ids:
         return "no token"

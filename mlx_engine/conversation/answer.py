@@ -151,7 +151,7 @@ class AnswerReader:
         return None
 
     def _call(self, match: re.Match[str]) -> Generator[None, None, bool]:
-        """Parse the calls after an opening delimiter. If there is none, emit the delimiter as text; return False."""
+        """Parse the calls after an opening delimiter. Without a call, emit the delimiter as text and return False."""
         groups = {key: value.replace(MARK, "") for key, value in match.groupdict().items() if value}
         name = next((value for key, value in groups.items() if key.startswith(("name", "known"))), None)
         is_call = "known" not in groups or (groups["known"] in self._calls.tools and not self._is_reasoning)

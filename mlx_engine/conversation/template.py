@@ -228,7 +228,7 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     return known[template]
 
 
-# The texts of the test conversations. No template contains them, so each that is in a prompt is from a message.
+# The texts of the test conversations. No template contains them, so a text that is found in a prompt is from a message.
 HEAD, ASKED, LATE, ANSWERED, NEXT, AGAIN, RESULT, OTHER, THOUGHT = (
     f"probe{word}" for word in ("head", "asked", "late", "answered", "next", "again", "result", "other", "thought")
 )
@@ -376,7 +376,7 @@ class _Probe:
         return candidates[-1] if best == FAILED else candidates[ranks.index(best)]
 
     def _mark(self, prompt: ChatPrompt, text: str | None) -> int:
-        """Return SOUND, ODD or FAILED, see below, for a rendered prompt. `text` is None if the template refuses it."""
+        """Return SOUND, ODD or FAILED for a rendered prompt; `text` is None if the template refuses the prompt."""
         if text is None or lost(prompt, text) is not None:
             return FAILED
         is_shown = any(f"'type': '{kind}'" in text for kind in ("text", "thinking"))  # text parts in Python's syntax

@@ -258,7 +258,7 @@ def forms_of(
 
 
 def _quantization(to: str, parts: Sequence[Part]) -> dict[str, object]:
-    """Return the setting `quantization`: the type `to`, and matrices of other types (False if not quantised)."""
+    """Return the setting `quantization`: the type `to`, and the type (or False) of each matrix that differs."""
     whole = settings_of(target_type(to, parts[0].type_before))
     by_name: dict[str, object] = {}
     for part in parts:

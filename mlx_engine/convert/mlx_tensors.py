@@ -50,7 +50,7 @@ class Part:
         kind: its layer type, such as "attn_q"; "others" if it is never quantised.
         type_before: its type before the conversion.
         type: its type in the new folder. If `asked` is given and its group size divides the row length, this is
-            `asked`. Otherwise it is `type_before`. If that is a block type of GGUF, it is instead a type of MLX's
+            `asked`. Otherwise it is `type_before`, unless this is a block type of GGUF: then it is a type of MLX's
             groups that has the same values, or F32.
         asked: the requested type; None if the tensor is to keep its values.
         before: a function that returns the tensor before its conversion.
@@ -95,7 +95,7 @@ def parts_of(
     """Return the tensors of the new folder.
 
     `forms` maps GGUF names to the model's tensors with their layouts in the new folder. `to` is a key of TARGETS.
-    `layers` maps layer types, groups of layer types or `token_embd` to another key, or to "keep".
+    `layers` maps layer types, groups of layer types or `token_embd` to a key of TARGETS or to "keep".
 
     Raises:
         OptionError: `layers` requests different types for matrices that the new folder stores as one matrix.

@@ -72,7 +72,7 @@ def verify(
 
 
 def _file(listing: Listing) -> Finding:
-    """Return WARN if a GGUF file has bytes of no tensor. `open_listing` has checked that no tensor is cut off."""
+    """Warn if a GGUF file has bytes that belong to no tensor. `open_listing` has checked that no tensor is cut off."""
     size, n_tensors = listing.header["file_bytes"], len(listing.tensors)
     what = f"{listing.format}: {n_tensors:,} tensors and {len(listing.metadata):,} settings in {size:,} bytes"
     if listing.format != "GGUF":

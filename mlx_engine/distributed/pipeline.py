@@ -275,7 +275,7 @@ def layer_bytes(model: ModelParts, n_tokens: int) -> tuple[list[int], int]:
 
 
 def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cuts: Collection[int]) -> list[int]:
-    """Return the split, the number of layers of each rank, whose slowest rank takes the least time.
+    """Return the split (the number of layers of each rank) whose slowest rank takes the least time.
 
     If several splits take the same time, return the most even one.
 

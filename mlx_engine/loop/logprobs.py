@@ -72,7 +72,8 @@ def _allowed(backend: Backend, logits: np.ndarray, mask: NDArray[np.bool_], top:
     """Return the sum of the probabilities of the tokens that a mask (V,) allows.
 
     `top` is the largest logit, `log_sum` the logarithm of the sum of exp(logits - top). If the mask allows most tokens,
-    compute 1 minus the sum for the other tokens, which are fewer: the absolute error is then at most 1e-12.
+    compute 1 minus the sum for the other tokens, which are fewer: the absolute error is then at most 1e-12. Otherwise,
+    the only errors are rounding errors of float64.
     """
     is_most = 2 * int(np.count_nonzero(mask)) > len(mask)
     some = logits[np.flatnonzero(~mask if is_most else mask)]

@@ -28,8 +28,8 @@ def spare_bytes(model: Model) -> int:
 def pool_for(model: Model, slots: int, kv_memory: int | None = None, n_proposed: int = 0) -> KVPool:
     """Return a KV pool for `slots` sequences, of at most `kv_memory` bytes (default: `spare_bytes`).
 
-    The pool has room for at most `slots` times the model's context length. If the model has recurrent states, the pool
-    can also store the states after each of `n_proposed` proposed tokens.
+    The pool has room for at most `slots` times as many tokens as the model's context. If the model has recurrent
+    states, the pool can also store the states after each of `n_proposed` proposed tokens.
 
     Raises:
         OptionError: the size is too small for one page per sequence. Or the model runs on several ranks (processes),

@@ -346,9 +346,9 @@ class Speculation:
     ) -> None:
         """Add proposed tokens to the chunks of a pass. A chunk is the tokens of one sequence in a pass.
 
-        Only chunks that continue an answer whose last token is on the host get proposed tokens. Proposals only
-        use free pages: no cached page is evicted and no sequence preempted for them. But cached recurrent states are
-        evicted if too few slots are free for the states of proposed tokens.
+        Only chunks that continue an answer whose last token is on the host get proposed tokens. Proposals only use free
+        pages: no cached page is evicted and no sequence preempted for them. But cached recurrent states are evicted if
+        too few slots are free for the states of proposed tokens.
 
         Args:
             chunks: all chunks of the pass.
@@ -464,7 +464,8 @@ class Speculation:
 
         Args:
             drafter: the pass drafter.
-            asking: pairs of a sequence and its draft. No sequence has other proposals at least as likely to be right.
+            asking: pairs of a sequence and its draft. Sequences that have other proposals at least as likely to be
+                right are left out.
             n_sequences: the number of sequences of the model's pass that may get proposals.
             n_rows: the number of rows of the model's pass without proposals.
         """

@@ -78,7 +78,7 @@ class Group(NamedTuple):
 
 
 def groups_of(root: Path, controller: str) -> Iterator[Group]:
-    """Yield the control groups that may limit a resource of this process: `controller`, "cpu" or "memory"."""
+    """Yield the control groups that may limit this process's use of `controller`, which is "cpu" or "memory"."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -190,7 +190,7 @@ class Latent(ConfigBase):
 
     @property
     def rotary_dim(self) -> int:
-        """Equal to `head_dim`: otherwise the tensor table would reorder rotary pairs, too, as `latent_tensors` does."""
+        """Equal to `head_dim`, so that only `latent_tensors` reorders rotary pairs, and the tensor table does not."""
         return self.head_dim
 
     @property

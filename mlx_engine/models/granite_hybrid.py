@@ -30,8 +30,8 @@ ARCHITECTURES = ("granitemoehybrid", "granitehybrid")
 GGUF_ARCHITECTURE = "granitehybrid"
 
 ATTENTION = "full_attention"
-# Maps each name that config.json has for a kind of layer to our name. Published files have "attention" and "mamba";
-# transformers 5 writes "full_attention" and "linear_attention".
+# Maps each name of a layer kind in config.json to the kind that `Kinds` returns. Published files have "attention" and
+# "mamba"; transformers 5 writes "full_attention" and "linear_attention".
 KINDS = {"attention": ATTENTION, "full_attention": ATTENTION, "mamba": MAMBA, "linear_attention": MAMBA}
 
 

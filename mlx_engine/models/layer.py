@@ -160,8 +160,8 @@ class SharedAttention:
 
     Attributes:
         layer: the index of the layer whose keys and values are read: the last layer with this window that computes keys
-            and values. It must be the last one, because layers with the same window may share memory if
-            `Stores.are_kept` is False (`backends/batch.py`).
+            and values. It must be the last one: if `Stores.are_kept` is False (`backends/batch.py`), layers with the
+            same window may share memory, which then has only the last layer's keys and values.
     """
 
     q: Linear
@@ -178,7 +178,7 @@ class LatentAttention:
 
     This is the absorbed form: a head's score is `(k_b q) . latent + q_pe . k_pe`, and its output is `v_b (sum of
     weights * latents)`, with the weights of the softmax. So the matrices from latent to keys and values are applied
-    once per query, not to each cached token. Sizes: L elements of the latent; H heads; V elements of a value head; D
+    to each query, not to each cached token. Sizes: L elements of the latent; H heads; V elements of a value head; D
     hidden size. A query head has N elements that are not rotated, and R that are (in this class, R is not the number of
     wanted tokens). Source: "DeepSeek-V2", arXiv 2405.04434.
 

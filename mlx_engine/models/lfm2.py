@@ -97,7 +97,7 @@ class FeedForward(Setting):
         return {"feed_forward_length": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the FFN size, and keys that turn off its adjustment. mlx-lm requires all these keys."""
+        """Return the FFN size, and the keys of its adjustment, which is turned off. mlx-lm requires the latter keys."""
         rule = {"block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
         return {"intermediate_size": value, **rule}
 

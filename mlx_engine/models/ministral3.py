@@ -68,8 +68,9 @@ def text_plan(
 
     Args:
         checkpoint: a GGUF file of the text model, or a folder that may also have an image encoder.
-        planned: a function that returns the plan, given a checkpoint that has only the text model's tensors, named as
-            in a folder of the text model alone, and the settings under `text_config` (None without `text_config`).
+        planned: a function that returns the plan, given a checkpoint and the settings under `text_config` (None without
+            `text_config`). A GGUF file's checkpoint is passed unchanged. A folder's has only the text model's tensors,
+            with their names in a folder of the text model alone.
         around: the keys next to `text_config` that do not change the text model.
 
     Raises:

@@ -31,7 +31,7 @@ GGUF_ARCHITECTURE = "qwen3next"
 
 
 class RotaryBase(qwen3_5.RotaryBase):
-    """The base of the rotary frequencies. GGUF files of Qwen3-Next have no `rope.dimension_sections`."""
+    """The base of the rotary frequencies. Unlike those of Qwen3.5, GGUF files have no `rope.dimension_sections`."""
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
         return {"rope.freq_base": value}

@@ -34,7 +34,7 @@ _warned: set[str] = set()
 def configure(level: str) -> None:
     """Print the events of a level (a key of `LEVELS`), and those of less detailed levels, to stderr.
 
-    With "off", only the lines of `warn` and `note` are printed.
+    With "off", only warnings, errors and the lines of `note` are printed.
     """
     LOGGER.setLevel(LEVELS[level])
     for handler in [h for h in LOGGER.handlers if isinstance(h, _Lines)]:

@@ -66,7 +66,8 @@ class Span:
         own: seconds of this span, without `inner`.
         counted: the cost of the spans inside this span.
         cost: the cost of this span, without `counted`.
-        role: the operation's name in bottleneck reports, such as "attn_q+k+v" for the product with these matrices.
+        role: the operation's name in bottleneck reports: the names of its linear layers ("attn_q+k+v"). Without linear
+            layers, it is "attention, window", "embedding" or `op`.
     """
 
     op: str

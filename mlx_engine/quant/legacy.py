@@ -111,7 +111,8 @@ def dequantize_q4_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 def quantize_q4_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Quantise (n, 32) weights to (n, 20) bytes. The smallest weight of a block gets the quant 0, the largest 15."""
     blocks = np.empty(len(values), layout.Q4_1)
-    # If high - low is above 15 * 65,504, the scale overflows float16. If both are infinite, the difference may be NaN.
+    # If high - low is above 15 * 65,504, the scale overflows float16. If a weight is infinite, infinity - infinity or
+    # infinity * 0 is NaN.
     with np.errstate(over="ignore", invalid="ignore"):
         low, high = block_minimum(values), block_maximum(values)
         scale = (high - low) / np.float32(15)

@@ -56,7 +56,7 @@ class Merges(Sequence[tuple[str, str]]):
         return any(f"{token[:i]} {token[i:]}" in self._known for i in range(1, len(token)))
 
     def check(self, ids: dict[str, int]) -> None:
-        """Raise TokenizerError if a merge produces no token. Unlike the library's error, it names the merge."""
+        """Raise TokenizerError, with the merge, if a merge produces no token. The library's error does not name it."""
         for index, merge in enumerate(self._read.strings(_KEY)):
             if merge.replace(" ", "") not in ids:
                 expected = "two tokens of the vocabulary that make a third"

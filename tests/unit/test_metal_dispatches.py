@@ -172,7 +172,7 @@ def test_the_command_says_what_a_token_costs(monkeypatch):
     monkeypatch.setenv(VARIABLE, "emulate")
     result = CliRunner().invoke(app, ["backends", "--model", str(MICRO)])
     assert result.exit_code == 0, result.output
-    counted = "for MLX's operations, the number that they take on Metal"
+    counted = "MLX's operations count as the dispatches that they need on Metal"
     title = f"GPU dispatches of one token of {MICRO} on metal ({counted}):\n"
     told = result.stdout.partition(title)[2].splitlines()
     assert told[0].startswith("  7 dispatches per layer: attention, head_norm_rope, kv_write,")

@@ -1,10 +1,10 @@
 """Softmax attention over pages of keys and values, which are read in place.
 
-A store has the shape (2, G, slots, E): keys, then values, in one of the types of `stored.py`. If the keys are also the
-values, the shape is (1, G, slots, E). A slot is the place of one token, and a page is a range of slots. In a pass, only
-the last tokens of a sequence have queries. Masks are not stored, float32 keys and values are not copied, and KV heads
-are not repeated for their query heads. A task is a function that a thread runs on one chunk of work at a time. There
-are two tasks, which give the same bits:
+A store is a contiguous array (2, G, slots, E) of keys, then values, in one of the types of `stored.py`. If the keys
+are also the values, its shape is (1, G, slots, E). A slot is the place of one token, and a page is a range of slots. In
+a pass, only the last tokens of a sequence have queries. Masks are not stored, float32 keys and values are not copied,
+and KV heads are not repeated for their query heads. A task is a function that a thread runs on one chunk of work at a
+time. There are two tasks, which give the same bits:
 
 - decode (up to SMALL_BATCH query tokens in the pass): a chunk is one block of keys of one KV head, so that several
   threads share a long sequence
@@ -101,8 +101,8 @@ LOG2_E = np.float32(1.4426950408889634)
 _AHEAD = 2048
 # A tile is up to `tile_vectors()` queries. _TILES tiles are multiplied with the same keys and values while these are in
 # the L1 cache. With one tile at a time, the L2 cache would be read at 21 bytes per cycle, nearly the L2 bandwidth of a
-# Zen 3 core.
-# _NEAR is the number of floats of keys or values that the tiles read at a time: half of an L1 cache of 32 KB.
+# Zen 3 core. _NEAR is the number of floats of keys or values that the tiles read at a time: half of an L1 cache of
+# 32 KB.
 _TILES, _NEAR = 2, 4096
 # In decode with several tiles of queries, rows that are not float32 are expanded to float32, _PIECE rows at a time, so
 # that the expanded rows stay in the L1 cache.
@@ -283,8 +283,8 @@ def _by_value(job: Any) -> int:
 def _expand(job: Any, sequence: Any, head: int, block: int, position: int, n_tokens: int, memory: int) -> int:
     """Expand the keys of a block to which any of `n_tokens` tokens attends, and their values.
 
-    The first of the tokens is at `position`.
-    Return `memory`, the address of (2, BLOCK, E) floats; if the store is float32, expand nothing and return 0.
+    The first of the tokens is at `position`. Return `memory`, the address of (2, BLOCK, E) floats; if the store is
+    float32, expand nothing and return 0.
     """
     kind, width, start = job[TYPE], job[E], block * BLOCK
     if kind == KV_F32:

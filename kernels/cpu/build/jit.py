@@ -1,7 +1,7 @@
-"""Decorators for kernels: `jit` compiles for this process; `exports.py` compiles the exports, `task`s and `entry`s.
+"""Decorators for kernels: `jit` compiles for this process; `task` and `entry` also export a function to the library.
 
 This module also sets Numba's cache folder to one that the user can write to, because Numba raises an error if the
-folder is read-only.
+folder is read-only. `exports.py` compiles the exported functions.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ RECORD_BYTES = 96
 #   TIMES_OF_HALVES
 SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
 # Files store quant + 8 for Q4_0 and quant + 32 for Q6_K. So 8 or 32 times the sum of the token's quants must be
-# subtracted from a sum of products. So that one addition is enough, a record has the sum of the token's quants times -8
-# for 32 columns, and times -32 for each 16 columns, because Q6_K has a scale for each 16 columns.
+# subtracted from a sum of products. The int32 sums in a record are already multiplied by -8 (sums of 32 columns) or by
+# -32 (sums of 16 columns, because Q6_K has a scale for each 16 columns), so one addition is enough.
 TIMES_OF_WHOLE, TIMES_OF_HALVES = -8, -32
 
 # The forms in which the quants of rows are stored:

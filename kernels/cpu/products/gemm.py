@@ -10,9 +10,8 @@ With AVX2, a tile makes two sweeps (`tile.py`): the first one reads the first 8 
 last 8. So expanded rows and activations are stored in two *parts*: the first 8 of each 16 columns of all rows, then the
 last 8. The tokens of two tiles are multiplied with the first parts of all weight rows, then with the last parts. One
 part of four weight rows and of these tokens fits into an L1 cache of 32 KB, so weight rows are read from the L2 cache
-once for two tiles.
-According to a simulation, this reads 13 bytes from the L2 cache per cycle of multiply-adds. One tile at a time would
-read 22 bytes, nearly the L2 bandwidth of a Zen 3 core.
+once for two tiles. According to a simulation, this reads 13 bytes from the L2 cache per cycle of multiply-adds. One
+tile at a time would read 22 bytes, nearly the L2 bandwidth of a Zen 3 core.
 """
 
 from __future__ import annotations

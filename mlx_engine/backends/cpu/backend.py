@@ -122,7 +122,7 @@ class CompiledBackend(SimdBackend):
         return float(out[0])
 
     def prepare(self, weight: Weight) -> Native:
-        """Keep the bytes of a matrix, usually as a view, if kernels multiply its type. Dequantise all other weights."""
+        """Keep the bytes of a matrix, usually as a view, if kernels multiply it as stored. Dequantise other weights."""
         if len(weight.shape) != 2:
             return np.array(weight.dequantize(), dtype=np.float32)
         weight, shape = in_gguf_order(weight), (weight.shape[0], weight.shape[1])
@@ -132,7 +132,7 @@ class CompiledBackend(SimdBackend):
         return Matrix(shape, FLOAT32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Return True if no kernel multiplies the table's type: `prepare` would expand the whole table to float32."""
+        """Return True if no kernel multiplies the table as stored: `prepare` would make a float32 copy of it."""
         return not _is_multiplied_as_stored(table)
 
     def discard(self, linear: Linear) -> None:

@@ -257,9 +257,9 @@ class ExpertBlock:
 
 
 def norm_fits(norm: Norm | None) -> bool:
-    """Return True if the most vectors that gemv multiplies (PANEL_TOKENS) fit, normed, into a thread's scratch memory.
+    """Return whether PANEL_TOKENS normed vectors, the most that gemv multiplies, fit into a thread's scratch memory.
 
-    Also return True if there is no norm.
+    Return True if there is no norm.
     """
     return norm is None or 4 * layout.PANEL_TOKENS * int(norm.weight.size) <= layout.SCRATCH_BYTES
 

@@ -331,7 +331,7 @@ class _Reader:
         return True
 
     def _load(self, mixture: _Mixture, expert: int, slot: int) -> None:
-        """Read an expert into a slot. Stop between two matrices if the expert is not needed, or the thread must end."""
+        """Read an expert into a slot. Stop before any of its matrices if it is not needed, or the thread must end."""
         memory, added = mixture.memory[slot], []
         for start, (words, range_) in zip(mixture.starts, mixture.matrices[expert], strict=False):
             while self._news.poll(0) and not self._is_ended:

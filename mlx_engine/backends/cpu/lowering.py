@@ -519,7 +519,8 @@ class Lowered:
         floats: number of scratch floats per token for all values.
         inputs: the most scratch floats per token that a matrix product needs, over all steps.
         experts: the mixtures of experts; `ExpertBlock.floats` returns the scratch floats that a mixture needs.
-        parts: the most scratch floats per pair of a query and a block of keys that attention needs, over all steps.
+        parts: the most scratch floats that attention needs for the partial results of a query and a block of keys,
+            over all steps.
         kv: for each layer, the number of KV heads, the head dim and the number of arrays of the KV store; None for a
             layer without keys and values. The list ends with the last layer that has keys and values or a state.
         ropes: maps the index of each step that rotates heads to the step's rotary embedding.

@@ -208,7 +208,7 @@ class MetalBackend(ExecutorBackend):
 
 
 class Places:
-    """The page tables of all sequences, and the sequence and position of each query, for the kernel `attention`."""
+    """The page tables, and each query's sequence and position, as int32 MLX arrays for the kernel `attention`."""
 
     def __init__(self, kv: KVView, counts: Sequence[int]) -> None:
         self._spans, self._counts = kv.spans, tuple(counts)

@@ -185,7 +185,7 @@ class Kernels:
 
 
 def tile(x: mx.array) -> int:
-    """Return the number of rows of x, as a part of an instantiation's key, or `MOST_VECTORS + 1` if it is larger."""
+    """Return the number of rows of x for an instantiation's key; `MOST_VECTORS + 1` stands for all larger numbers."""
     return min(len(x), MOST_VECTORS + 1)
 
 

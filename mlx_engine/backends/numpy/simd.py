@@ -360,8 +360,7 @@ def rope_table(rope: Rope, positions: Sequence[int]) -> tuple[np.ndarray, np.nda
     """Return cosines and sines (T, 1, E/2) for T positions, multiplied by the `lengths` and the `growth` of the rope.
 
     The result is cached, because all layers of a pass need the same one. So `positions` must be hashable: a tuple or a
-    range.
-    Angles are float64: at position 40,000 a float32 angle is wrong in the third decimal.
+    range. Angles are float64: at position 40,000 a float32 angle is wrong in the third decimal.
     """
     angles = np.outer(np.asarray(positions, dtype=np.float64), np.asarray(rope.frequencies))[:, None, :]
     lengths = np.asarray(1.0 if rope.lengths is None else rope.lengths)

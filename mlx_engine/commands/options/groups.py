@@ -2,8 +2,8 @@
 
 An option is a field of a group or a parameter of a command. Declare it with `mlx_engine.options.option` or, if it needs
 other features of typer, such as a callback, as `name: Annotated[type, typer.Option(...)] = default`. The first sentence
-of a group's docstring is the title of its panel in help. An option is rare if it is declared with `is_rare`, or
-if its annotation or its group's annotation has `RARE`. Rare options are listed by `--help-all`, but not by `--help`.
+of a group's docstring is the title of its panel in help. An option is rare if it is declared with `is_rare`, or if
+its annotation or its group's annotation has `RARE`. Rare options are listed by `--help-all`, but not by `--help`.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class LoadOptions:
         return {"activations": self.activations, "kv_type": self.kv_type}
 
     def conversion(self) -> Conversion:
-        """Return the conversion of linear layers; raise OptionError if it is invalid, or the number of threads is."""
+        """Return the conversion of linear layers; raise OptionError if it or the number of threads is invalid."""
         from mlx_engine.weights.conversion import check_load_options
 
         layers = layers_of(self.quant_layer)

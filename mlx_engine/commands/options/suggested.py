@@ -150,8 +150,8 @@ def suggested_sampling(path: Path, metadata: Mapping[str, object] | None = None)
     """Return the sampling options that a folder or a GGUF file suggests.
 
     `metadata` is the metadata of the GGUF file; if it is None, read the file. If `do_sample` is false, or if neither
-    `do_sample` nor a temperature is set, suggest greedy decoding. A folder's only other suggestion is
-    then its repetition penalty.
+    `do_sample` nor a temperature is set, suggest greedy decoding. A folder's only other suggestion is then its
+    repetition penalty.
 
     Raises:
         SourceError: a file cannot be read.
