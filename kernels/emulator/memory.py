@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 PAGE = mmap.PAGESIZE
 # The default alignment of buffers in bytes. Kernels may load 16 bytes at a time, because MLX aligns its buffers so.
 ALIGNMENT = 16
-# The value of canaries: the unused bytes in the pages of a buffer. Read as floats, canaries are NaN.
+# Unused bytes in the pages of an output are canaries. They have this value; read as floats, they are NaN.
 CANARY = 0xFF
 _CANARIES = bytes([CANARY]) * PAGE
-# The unused bytes in the pages of an input. Read as floats, they are also NaN. They differ from canaries: if a kernel
-# copies them past the end of an output, the output's canaries change.
+# The unused bytes in the pages of an input have another value, also NaN: if a kernel copies them past the end of an
+# output, the output's canaries change.
 _BESIDE_INPUTS = b"\xc1\xff" * (PAGE // 2)
 RESIDENT = 64 << 10  # copies of inputs of at least this many bytes are kept for later runs
 TOTAL = 2 << 30  # after a run, all kept copies together have at most this many bytes
@@ -66,7 +66,7 @@ def _has_large_space() -> bool:
 class Buffer:
     """Mapped pages with a guard (unmapped memory) before and after them.
 
-    The usable bytes are at the start of the pages, next to a guard, or as close to the end as their alignment allows
+    The usable bytes begin directly after the first guard, or end as close to the second guard as their alignment allows
     (`place`).
 
     Attributes:

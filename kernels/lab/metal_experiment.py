@@ -93,9 +93,9 @@ Buffers = Mapping[int, Any]
 class MetalExperiment:
     """A kernel of a .metal file with everything needed to run and check it in the emulator.
 
-    The functions below are called with the values that their parameters name. A parameter may have the name of a size.
-    The function `buffers` may also have a parameter `rng`, a random generator. The function `reference` may also have a
-    parameter `buffers`, a dict of the buffers by index, with floats as float64.
+    The arguments of the functions below are chosen by the names of their parameters. A parameter with the name of a
+    size gets this size. The function `buffers` may also have a parameter `rng`, a random generator. The function
+    `reference` may also have a parameter `buffers`, a dict of the buffers by index, with floats as float64.
 
     Attributes:
         file: the .metal file.

@@ -227,7 +227,7 @@ def join_affine(
     if found != expected or k % of.group or n < 1 or k < 1:
         raise ValueError(
             f"join_affine: expected {expected} bytes of quants, scales and biases for {n} rows of {k} weights, "
-            f"a multiple of {of.group}, found {found}"
+            f"found {found}; {k} must be a multiple of {of.group}"
         )
     pairs = np.stack([part.reshape(-1, size) for part in (scales, biases)], axis=1)
     dtype = {mx.float16: np.float16, mx.float32: np.float32, mx.uint32: np.uint32}[of.dtype]

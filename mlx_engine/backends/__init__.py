@@ -62,7 +62,7 @@ class Entry:
 
 
 def backend_names() -> list[str]:
-    """Return the names of all backends, without "auto", from slow to fast."""
+    """Return the names of all backends, without "auto": the CPU backends first, then those on MLX."""
     return list(_ENTRIES)
 
 

@@ -7,9 +7,9 @@ order of top-k, top-p and min-p is that of Hugging Face transformers; vLLM appli
 the random number u in [0, 1) for the draw, so that the same seed gives the same text on every backend.
 
 Ranks (processes that share a model) send logits to each other: slices of the vocabulary with tensor parallelism, whole
-rows in a pipeline. If a pass needs only the k largest logits of each row (`Batch.best`), and these logits and their
-columns take fewer bytes than the row (`packs`), ranks send only these logits and columns (`packed`). The receiver sets
-all other columns to a smaller value (`unpacked`), so the k largest logits of the row are correct. Equal logits are
+rows in a pipeline. If a pass needs only the k largest logits of each row (`Batch.best`), ranks send only these logits
+and their columns (`packed`); a pipeline only if they take fewer bytes than the row (`packs`). The receiver sets all
+other columns to a smaller value (`unpacked`), so the k largest logits of the row are correct. Equal logits are
 ranked by column, lowest first, as in `largest`.
 """
 

@@ -45,8 +45,8 @@ def shards(folder: Path) -> list[SafetensorsFile]:
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
         raise SourceError(
-            f"{folder}: of {len(names):,} safetensors files (by {source}), "
-            f"{first(missing)} are missing; download what is missing, "
+            f"{folder}: safetensors files are missing: {first(missing)}. By {source}, the model has "
+            f"{len(names):,} of them. Download what is missing: "
             f"`hf download ORG/NAME --local-dir {shlex.quote(str(folder))}`"
         )
     return [open_safetensors(folder / name) for name in names]

@@ -161,7 +161,7 @@ def notice(text: str) -> None:
 
 
 def alarm(text: str) -> None:
-    """Print a notice about figures or answers that must not be used, in red on a terminal."""
+    """Print a warning, for example that measured figures are not usable; in red on a terminal."""
     if is_plain(sys.stderr):
         notice(text)
     else:

@@ -267,8 +267,8 @@ def _in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 ENDED = _said((ASSISTANT, ANSWERED), (USER, NEXT))
 Step: TypeAlias = "tuple[Callable[[Dialect], list[Dialect]], list[list[dict[str, Any]]]]"
-"""A function that returns candidates for the dialect, and the conversations that test them. The function gets the
-dialect found so far. The candidates are copies of this dialect with changed fields, the preferred one first."""
+"""A pair: a function that returns candidates for the dialect, and the conversations that test them. It gets the dialect
+found so far. The candidates are copies of this dialect with changed fields, the preferred one first."""
 
 
 def _one_of(name: str, *values: Any) -> Callable[[Dialect], list[Dialect]]:

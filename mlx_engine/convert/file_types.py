@@ -90,7 +90,10 @@ def types_of(
 
 
 def kind_of(name: str, n_dims: int) -> str | None:
-    """Return the layer type of a matrix, or of stacked expert matrices; None for a tensor that is never converted."""
+    """Return the layer type of a matrix, or of stacked expert matrices; None for a tensor that is never converted.
+
+    An embedding table has its own name here, not the layer type of the head.
+    """
     kind = layer_type(name)
     if n_dims != (3 if kind.endswith("_exps") else 2) or not name.endswith(".weight"):
         return None

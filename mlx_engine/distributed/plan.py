@@ -565,8 +565,8 @@ class Rates:
         decode: generated tokens per second of a single request.
         decode_all: generated tokens per second of all requests together, when every rank is busy.
         prefill: prompt tokens per second of a single prompt.
-        prefill_all: prompt tokens per second of all prompts together, if a pipeline runs as many prompts at the same
-            time as it has ranks, but at most `Asked.slots`. With tensor parallelism, the same as `prefill`.
+        prefill_all: prompt tokens per second of all prompts together. A pipeline runs as many of them at once as it has
+            ranks, at most `Asked.slots`. With tensor parallelism, the same as `prefill`.
         compute_seconds: time of computation per generated token of a single request (`Timing.compute`).
         link_seconds: time of the messages per generated token of a single request.
     """

@@ -39,7 +39,7 @@ class RowReader(ABC):
         self.start, self.end = start, end
 
     def n_wanted(self, first: int, n: int) -> int:
-        """Return the number of a chunk's last tokens whose rows the pass must return for the reader.
+        """Return how many of a chunk's rows, counted from its end, the pass must return for the reader.
 
         Return 0 if the reader needs no row of the chunk. The chunk has n tokens, from position `first` on.
         """

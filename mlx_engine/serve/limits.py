@@ -92,8 +92,8 @@ TURNS, LARGE_TURNS = 2, 1
 # A request is large if its body has more bytes than this, otherwise small.
 LARGE = 1 << 16
 
-# If this number of large requests wait for a turn, further large requests get status 429. The same holds for small
-# requests, except those that generate text (`is_bounded` is false), which `Worker.reserved` limits.
+# At most this number of large requests may wait for a turn, and as many small ones; a further one gets status 429.
+# Small requests that generate text are not counted (`is_bounded` is false), because `Worker.reserved` limits them.
 MOST_WAITING = 16
 
 # Seconds between reading two pieces of large bodies. A piece has at most 256 KiB (`LARGE_READ` in server.py); the event

@@ -60,8 +60,8 @@ class Plan:
 
     Attributes:
         unused: names of tensors that a file may have, but that the model does not read.
-        in_tensors: names of config fields for which GGUF has no key. In GGUF files, tensors include the values of
-            these fields, so a conversion to GGUF does not check that the written keys restore the fields.
+        in_tensors: names of config fields for which GGUF has no key. A GGUF file expresses them in its tensors: as a
+            factor of a weight, or as a tensor in `gguf_only`. So a conversion to GGUF does not check these fields.
         gguf_only: tensors that GGUF files need in addition, as {name: values}, to store settings that have no key.
         extra: the tensors of an MTP layer; empty unless the checkpoint has all of them.
     """

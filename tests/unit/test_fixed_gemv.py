@@ -117,7 +117,7 @@ def test_records_are_quants_of_halves_and_totals():
     else:
         even_first = halves.reshape(-1, 2, 8, 2).swapaxes(2, 3).reshape(-1, 32)
         np.testing.assert_array_equal(packed.view(np.int16), even_first)
-    totals = records[:, fixed_rows.WHOLE_TOTAL : fixed_rows.WHOLE_HALVES + 8].view(np.int32)
+    totals = records[:, fixed_rows.INT_TOTAL : fixed_rows.INT_HALF_TOTALS + 8].view(np.int32)
     sums = halves.sum(axis=2, dtype=np.int32)
     of_whole, of_halves = fixed_rows.TIMES_OF_WHOLE * sums.sum(axis=1), fixed_rows.TIMES_OF_HALVES * sums
     np.testing.assert_array_equal(totals, np.column_stack([of_whole, of_halves]))

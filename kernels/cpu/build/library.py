@@ -258,7 +258,7 @@ def function(address: int, letters: str) -> Callable[..., None]:
 
 
 class Format(NamedTuple):
-    """The kernels and sizes of a storage format: the words FOUR_ROWS to MOST_STORED of `layout.py`."""
+    """The kernels and sizes of a storage format: fields FOUR_ROWS to MOST_STORED of a descriptor (`layout.py`)."""
 
     four_rows: int
     expand: int
@@ -268,7 +268,7 @@ class Format(NamedTuple):
 
 
 class Panels(NamedTuple):
-    """The kernels of a storage format for products in fixed point: the words PANEL to EIGHT_ROWS of `layout.py`."""
+    """The fixed-point kernels of a storage format: fields PANEL to EIGHT_ROWS of a descriptor (`layout.py`)."""
 
     expand: int
     kind: int

@@ -164,8 +164,8 @@ def floats_of_words(typing: Any, words: Any) -> Any:
 
 
 SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
-# Number of weights that gemv unpacks per row after loading their scale. With more, the weights of four rows would not
-# fit into the registers.
+# Number of weights of a row that gemv unpacks at a time. With more, the weights of four rows would not fit into the
+# registers.
 _PIECE = 64 if WIDE else 32
 
 

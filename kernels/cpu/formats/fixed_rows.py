@@ -61,9 +61,9 @@ TOKENS = PAIR if QUADS else 4
 RECORD_BYTES = 96
 # Byte offsets in the record of a block:
 # - float32: SCALE; TOTAL, the scale times the sum of the quants; HALF_TOTALS, the same for each 16 columns
-# - int32: WHOLE_TOTAL, the sum of the quants times TIMES_OF_WHOLE; WHOLE_HALVES, the sum of each 16 columns times
+# - int32: INT_TOTAL, the sum of the quants times TIMES_OF_WHOLE; INT_HALF_TOTALS, for each 16 columns the sum times
 #   TIMES_OF_HALVES
-SCALE, TOTAL, HALF_TOTALS, WHOLE_TOTAL, WHOLE_HALVES = 64, 68, 72, 80, 84
+SCALE, TOTAL, HALF_TOTALS, INT_TOTAL, INT_HALF_TOTALS = 64, 68, 72, 80, 84
 # Files store quant + 8 for Q4_0 and quant + 32 for Q6_K. So 8 or 32 times the sum of the token's quants must be
 # subtracted from a sum of products. The int32 sums in a record are already multiplied by -8 (sums of 32 columns) or by
 # -32 (sums of 16 columns, because Q6_K has a scale for each 16 columns), so one addition is enough.
@@ -495,7 +495,7 @@ class _Step:
         """Return the sums of a block, corrected for `minus`, by which every quant of the rows is too large."""
         if not self.minus:
             return sums
-        totals, found = [WHOLE_HALVES, WHOLE_HALVES + 4] if self.kind & HALVES else [WHOLE_TOTAL], []
+        totals, found = [INT_HALF_TOTALS, INT_HALF_TOTALS + 4] if self.kind & HALVES else [INT_TOTAL], []
         for one, total in zip(sums, totals, strict=True):
             whole = everywhere(self.builder, load_at(self.builder, record, total, _I32), ROWS)
             times = -self.minus // (TIMES_OF_HALVES if self.kind & HALVES else TIMES_OF_WHOLE)
@@ -520,7 +520,7 @@ def _step(n: int, stored: int, kind: int = 0, minus: int = 0, together: int = 1)
     """Make the function that adds blocks of 32 columns of 8 rows to the products of n tokens.
 
     Its arguments `rows` and `places` are those of `_unpacked`. `stored`, `kind` and `minus` are those of
-    `eight_rows_by_parts`. A call adds `together` blocks, or all blocks of a form in `_BLOCKS`.
+    `eight_rows_by_parts`. A call adds `together` blocks, but `_BLOCKS[stored]` blocks for a form in `_BLOCKS`.
     """
     n_blocks, per_block = _BLOCKS.get(stored, together), 2 if kind & HALVES else 1
 
@@ -726,11 +726,11 @@ def eight_rows_by_parts(
     then scale 1 of all rows, ..., then likewise the negated minima, if there are any.
 
     `quants(blocks, at, p)` returns quants 64 p to 64 p + 63 of the block at byte `at`: two vectors of 32 quants, in the
-    form `stored` (BYTES, ...). For the forms NIBBLES_OF_64 and SIX_BITS_OF_128, `quants(p)` instead returns byte
-    offsets in a block, one for each 16 bytes of packed quants: with NIBBLES_OF_64, of quants 64 p to 64 p + 63; with
-    SIX_BITS_OF_128, of quants 128 p to 128 p + 127.
+    form `stored` (BYTES, ...). For the forms NIBBLES_OF_64 and SIX_BITS_OF_128, `quants(p)` instead returns the
+    byte offsets, in a block, of the parts of 16 bytes that store some quants: with NIBBLES_OF_64, quants 64 p to
+    64 p + 63; with SIX_BITS_OF_128, quants 128 p to 128 p + 127.
 
-    `kind` is a sum of HALVES and BIASED (`panels.py`), or 0. `minus`, which is subtracted from every quant, is a
+    `kind` is HALVES, BIASED, their sum, or 0 (`panels.py`). `minus`, which is subtracted from every quant, is a
     multiple of 8; with HALVES, a multiple of 32.
     """
     n_parts = 8 // _BLOCKS.get(stored, 2)

@@ -29,14 +29,14 @@ from ..build.vectors import get, lanes, put
 from ..formats.fixed_rows import (
     DIGITS,
     HALF_TOTALS,
+    INT_HALF_TOTALS,
+    INT_TOTAL,
     PAIR,
     RECORD_BYTES,
     SCALE,
     TIMES_OF_HALVES,
     TIMES_OF_WHOLE,
     TOTAL,
-    WHOLE_HALVES,
-    WHOLE_TOTAL,
 )
 from ..formats.format import FORMAT_SCRATCH, row_bytes
 from .fixed import quantize_rows
@@ -92,9 +92,9 @@ def pack_records(quants: int, scales: int, n: int, n_blocks: int, to: int) -> No
             put(words, TOTAL // 4, np.float32(low + high) * scale)
             put(words, HALF_TOTALS // 4, np.float32(low) * scale)
             put(words, HALF_TOTALS // 4 + 1, np.float32(high) * scale)
-            whole[WHOLE_TOTAL // 4] = TIMES_OF_WHOLE * (low + high)
-            whole[WHOLE_HALVES // 4] = TIMES_OF_HALVES * low
-            whole[WHOLE_HALVES // 4 + 1] = TIMES_OF_HALVES * high
+            whole[INT_TOTAL // 4] = TIMES_OF_WHOLE * (low + high)
+            whole[INT_HALF_TOTALS // 4] = TIMES_OF_HALVES * low
+            whole[INT_HALF_TOTALS // 4 + 1] = TIMES_OF_HALVES * high
 
 
 @task

@@ -53,7 +53,7 @@ TOKENS = {16: 12, 8: 6, 4: 3}[_WIDTH]
 # multiple of 8, so that digits are at multiples of 32 bytes: AMX loads 32 bytes that cross cache lines at half speed.
 DIGITS = 16
 SCALE = DIGITS + (16 if TILES else 0)
-TOTAL, HALF_TOTALS, WHOLE_TOTAL, TOKEN_WORDS = SCALE + 1, SCALE + 2, SCALE + 4, SCALE + (8 if TILES else 5)
+TOTAL, HALF_TOTALS, INT_TOTAL, TOKEN_WORDS = SCALE + 1, SCALE + 2, SCALE + 4, SCALE + (8 if TILES else 5)
 _REGISTERS = ROWS // _WIDTH
 
 # The type of a step: (builder, number of tokens, rows, tokens, half, sums) -> new sums. A step adds the products of one
@@ -204,7 +204,7 @@ def _joined(tile: _Tile, sums: list[Any]) -> list[Any]:
     # A panel stores an unsigned quant minus 128, as a signed byte. So add 128 times the sum of the token's quants.
     offset = builder.select(tile.unsigned, ir.Constant(_I32, 128), ir.Constant(_I32, 0))
     for t in range(tile.n):
-        total = load_words(builder, tile.tokens, WHOLE_TOTAL * tile.n + t, _I32)
+        total = load_words(builder, tile.tokens, INT_TOTAL * tile.n + t, _I32)
         missing = everywhere(builder, builder.mul(total, offset), _WIDTH)
         for j in range(_REGISTERS):
             found[t * _REGISTERS + j] = builder.add(found[t * _REGISTERS + j], missing)
@@ -359,4 +359,4 @@ def pack(quants: int, scales: int, n: int, n_blocks: int, to: int) -> None:
             put(words, TOTAL * n + t, np.float32(low + high) * scale)
             put(words, HALF_TOTALS * n + t, np.float32(low) * scale)
             put(words, (HALF_TOTALS + 1) * n + t, np.float32(high) * scale)
-            whole[WHOLE_TOTAL * n + t] = low + high
+            whole[INT_TOTAL * n + t] = low + high

@@ -141,7 +141,7 @@ class Block:
             self.descriptor[layout.FIXED_RECORDS] = library.address("prepare_records")
 
     def _write_chunks(self, matrices: Sequence[Matrix], gated: bool) -> None:
-        """Write the rows per chunk, and whether several threads share a small batch (HAND_OUT).
+        """Write the rows per chunk, and whether several threads share the work if there are few tokens (HAND_OUT).
 
         These words depend only on the matrices, not on the number of threads.
         """
@@ -243,7 +243,9 @@ class ExpertBlock:
         descriptor[layout.EX_WEIGHS_INPUTS] = routing.weighs_inputs
 
     def guesses(self, other: ExpertBlock) -> bool:
-        """Return whether this mixture's kernel can guess the experts of `other`, the next mixture.
+        """Return whether this mixture's kernel can predict which experts `other`, the next mixture, will choose.
+
+        So these experts can be read from the file in advance (`expert_cache.py`).
 
         Both mixtures must have the same numbers of experts and of experts per token, and the same width.
         """

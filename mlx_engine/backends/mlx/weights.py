@@ -101,7 +101,7 @@ def summed_in_float32(
     """Return the arguments of a product with a matrix; on the CPU, convert them to float32.
 
     MLX's GPU kernels always sum in float32. MLX's CPU kernels sum in the type of x: in bfloat16, the error is 2e-2.
-    For a float matrix, `scales` is the matrix.
+    For a float matrix, the argument `scales` is the matrix itself, and `biases` is None.
     """
     if x.dtype == mx.float32 or kind() != "cpu":
         return x, scales, biases

@@ -357,7 +357,7 @@ class SimdBackend(Backend):
 
 @lru_cache(maxsize=8)
 def rope_table(rope: Rope, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosines and sines (T, 1, E/2) for T positions, multiplied by the `lengths` and the `growth` of the rope.
+    """Return cosines and sines (T, 1, E/2) for T positions, scaled by `rope.lengths` and `rope.growth`.
 
     The result is cached, because all layers of a pass need the same one. So `positions` must be hashable: a tuple or a
     range. Angles are float64: at position 40,000 a float32 angle is wrong in the third decimal.
