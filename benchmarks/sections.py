@@ -308,10 +308,12 @@ def activations(rows: Sequence[Row]) -> str:
 def _activations(rows: Sequence[Row]) -> str:
     cells: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        cells.setdefault((row["contest"], row["processor"], row["file"]), []).append(row)
+        cells.setdefault((row["processor"], row["contest"], row["file"]), []).append(row)
+    # Sorted by processor, then test, then file, each in the order in which they were first measured.
+    ranks = [list(dict.fromkeys(names)) for names in zip(*cells, strict=True)]
     lines = []
-    for (test, processor, file), of in cells.items():
-        of = last_run(of)
+    for key in sorted(cells, key=lambda key: [rank.index(name) for rank, name in zip(ranks, key, strict=True)]):
+        (processor, test, file), of = key, last_run(cells[key])
         exact, rounded = (row for row in of if row["engine"] == OURS)
         theirs = fastest(of, LLAMA)
         factors = [factor(rounded, exact), rate(theirs), factor(rounded, theirs), built_for(theirs)]
