@@ -12,7 +12,7 @@ pytest.importorskip("llvmlite")
 from tests import processors
 from tests.processors import TARGETS, Outcome, misused, registers
 
-HASWELL, SKYLAKE = TARGETS[:2]
+HASWELL, SKYLAKE = ({target.name: target for target in TARGETS}[name] for name in ("haswell", "skylake-avx512"))
 AVX2_CODE = "vfmadd231ps %ymm1, %ymm2, %ymm15\nvaddps (%rax), %xmm1, %xmm2"
 
 
