@@ -81,7 +81,7 @@ def rows(
 
 
 def _announce(announce: Announce, before: int, total: int, title: str, runs: int, of: int) -> None:
-    """Announce that `runs` of a cell's `of` runs are done, and `before` runs of earlier cells."""
+    """Announce how many runs are done: those of earlier cells (`before`), and `runs` of this cell."""
     announce(before + runs, total, title)
 
 

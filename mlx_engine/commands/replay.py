@@ -74,8 +74,8 @@ def replay(
 def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, ModelId, str]:
     """Return the requests of a journal, their model, and the model's source (path, hub id or "builtin").
 
-    Requests without generated tokens are only counted (`Journal.n_empty`). With `limit`, return at most this number of
-    the other requests, the first ones. If `source` is given, it replaces the source in the journal. Print errors about
+    Requests without generated tokens are only counted (`Journal.n_empty`). With `limit`, return only the first `limit`
+    requests that have generated tokens. If `source` is given, it replaces the source in the journal. Print errors about
     unusable lines.
 
     Raises:

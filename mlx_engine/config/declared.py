@@ -253,7 +253,7 @@ def declared(setting: Setting, *, compare: bool = True) -> Any:
 
 
 def declares(setting: Callable[P, Setting]) -> Callable[P, Any]:
-    """Return a function that makes a `setting`, a class, from its arguments, and declares a field with this setting."""
+    """Return a function that declares a field. Its arguments are those of the class `setting`."""
     return lambda *args, **kwargs: declared(setting(*args, **kwargs))
 
 
@@ -298,7 +298,7 @@ def said(hf: Where) -> Any:
     """Declare a flag that tells whether files have certain tensors.
 
     These tensors' rows in the model's tensor table have the field's name in `Row.when` (`weights/table.py`). GGUF has
-    no key for the flag. For a GGUF file, `said_by_tensors` in the same module sets it if the tensors exist.
+    no key for the flag. For a GGUF file, `said_by_tensors` of that module sets it if the tensors exist.
     """
     return flag(None, hf)
 
@@ -391,5 +391,5 @@ def same_as(name: str) -> Callable[[Settings, str, Any], object]:
 
 
 def stated(value: str) -> Callable[[Settings, str, Any], object]:
-    """Return a function that checks that a setting is present and has this value; the default is another value."""
+    """Return a function that checks that a setting is present and has this value. A missing key means another value."""
     return lambda s, key, config: s.choice(key, REQUIRED, value)

@@ -39,8 +39,9 @@ class Group(ABC):
     Attributes:
         rank: the number of this process.
         size: the number of ranks.
-        report: for the heartbeat: counts of sends to the next rank and of gathers, and the number of the receive or
-            gather that this rank waits for. Gathers of MLX arrays are lazy, and are not counted.
+        report: for the heartbeat: how many sends to the next rank and how many gathers have begun, and the ordinal
+            number of the receive or gather that this rank waits for. Gathers of MLX arrays are lazy, and are not
+            counted.
         on_loss: called when the connection to a neighbour was lost, before the error is raised.
     """
 

@@ -352,7 +352,7 @@ def table(config: Config, stem: str = gemma3.STEMS[0]) -> dict[str, Row]:
 def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) -> Plan:
     """Return the plan of a table's tensors. `more` has further tensors of a GGUF file, and is empty for a folder.
 
-    Tensors that `unused` or `_absent` names may be in the file, but are not read.
+    The file may also have the tensors in `unused` and those that `_absent` returns; they are not read.
     """
     is_gguf = bool(more)
     outside = {name: row for name, row in table.items() if "*" not in name}
@@ -366,7 +366,7 @@ def planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) 
 
 
 def _absent(config: Config, i: int) -> tuple[str, ...]:
-    """Return the keys of `table` for the key and value projections and norms that layer i does not use."""
+    """Return the names, in `table`, of the tensors for keys and values that layer i does not use."""
     if config.shares(i) is not None:
         return (*KEYS, VALUES)
     return (VALUES,) if config.k_is_v and not config.is_local[i] else ()

@@ -508,18 +508,17 @@ def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
     The request must have been admitted.
 
     Keys:
-        cached_tokens: tokens of the prompt that were not computed again.
-        agreeing_tokens: tokens at the start of the prompt with which an earlier prompt and its answer also begin.
-        cause: why no more tokens were cached; null if the whole prompt was cached, or the cache had no text that
-            continues the cached tokens. "disabled": there is no prefix cache. "first_use": no earlier request began
-            with the same token. "differs": the cache continues with another token, because the history was edited or
-            the template differs. "retokenized": the cache continues with the same text in other tokens. "evicted": the
-            next token was cached before, and was evicted. "window": the keys and values that sliding-window layers need
-            were evicted. "state": the model has recurrent states, which are cached only for a shorter prefix. "memory":
-            no page was free for the last cached tokens.
-        position: the index of the first token that differs; null unless the cause is "differs" or "retokenized".
-        found, expected: the token id at this position, and the text of at most 8 tokens from there: `found` in the
-            prompt, `expected` in the cache.
+        cached_tokens: tokens of the prompt that were not computed again. agreeing_tokens: how many first tokens of the
+        prompt are also the first tokens of an earlier prompt with its answer. cause: why no more tokens were cached;
+        null if the whole prompt was cached, or the cache had no text that continues the cached tokens. "disabled":
+        there is no prefix cache. "first_use": no earlier request began with the same token. "differs": the cache
+        continues with another token, because the history was edited or the template differs. "retokenized": the cache
+        continues with the same text in other tokens. "evicted": the next token was cached before, and was evicted.
+        "window": the keys and values that sliding-window layers need were evicted. "state": the model has recurrent
+        states, which are cached only for a shorter prefix. "memory": the last cached tokens are in a page that must be
+        copied, and no page was free for the copy. position: the index of the first token that differs; null unless the
+        cause is "differs" or "retokenized". found, expected: the token id at this position, and the text of at most 8
+        tokens from there: `found` in the prompt, `expected` in the cache.
     """
     match = request.match
     known: dict[str, object] = {"cached_tokens": request.n_cached, "agreeing_tokens": match.agreeing if match else 0}

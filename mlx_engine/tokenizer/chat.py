@@ -249,7 +249,7 @@ def chat_ids(
         accept: called with the rendered text before it is encoded.
 
     Raises:
-        OptionError: a part of the prompt has an invalid form, or the template does not read one of the variables.
+        OptionError: a part has an invalid form, or the prompt sets a variable that the template does not read.
         ChatTemplateError: there is no template, or it rejects the messages, fails or exceeds its limits.
         TokenizerError: the vocabulary cannot encode the text.
     """
@@ -283,8 +283,8 @@ def _prompt_of(prompt: ChatPrompt | Sequence[Message]) -> ChatPrompt:
 def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, limits: Limits, accept: Check) -> str:
     """Return the rendered conversation as a marked text; `accept` is called with its plain text."""
     user_text = "".join(prepared.texts())
-    # Messages are rendered with placeholders for the first and last characters of markers. So the template has written
-    # every marker in the rendered text.
+    # Messages are rendered with placeholders for the first and last characters of markers. So every marker in the
+    # rendered text was written by the template.
     ends = sorted(end for end in {end for text in markers.ids for end in (text[0], text[-1])} if end in user_text)
     if len(ends) > len(STAND_INS):
         message = (
@@ -328,7 +328,7 @@ def render(
     """Render each prompt with the chat template, up to the beginning of the model's answer.
 
     Raises:
-        OptionError: a part of the prompt has an invalid form, or the template does not read one of the variables.
+        OptionError: a part has an invalid form, or the prompt sets a variable that the template does not read.
         ChatTemplateError: there is no template, or it rejects the messages, fails or exceeds its limits.
     """
     template = _template(tokenizer)
@@ -345,7 +345,7 @@ def render_each(tokenizer: Tokenizer, prompts: Sequence[ChatPrompt]) -> list[str
     """Render each prompt; return None for a prompt that the template refuses, or for which it fails.
 
     Raises:
-        OptionError: a part of the prompt has an invalid form, or the template does not read one of the variables.
+        OptionError: a part has an invalid form, or the prompt sets a variable that the template does not read.
         ChatTemplateError: there is no template, it exceeds its limit of time or of length, or no sandbox process can be
             started.
     """

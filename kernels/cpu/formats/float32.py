@@ -26,7 +26,7 @@ four_rows = make_four_rows(LANES, 4 * LANES, weights)
 
 @jit
 def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int) -> None:
-    """Copy `weights[at : at + n]` to `out[to:]`, arranged as in `format.expand`; zeros fill the last group of 16."""
+    """Copy `weights[at : at + n]` to `out[to:]`, arranged as by `expand` (`format.py`); zeros fill the last 16."""
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):
         store_parts(out, to, apart, load(weights, at + i))
@@ -39,7 +39,7 @@ def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int
 
 @jit
 def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, scratch: int) -> None:
-    """Copy weights `first` to `last - 1` to `out[to:]`, arranged as in `format.expand`."""
+    """Copy weights `first` to `last - 1` to `out[to:]`, arranged as in `expand` (`format.py`)."""
     copy(floats(blocks.ctypes.data), first, last - first, out, to, step, apart)
 
 

@@ -227,7 +227,7 @@ def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
     """Make the kernel `dequantize` of a format with blocks of 32 weights.
 
     `weights(blocks, at)` returns the weights of the block at byte `at` in two vectors. The kernel writes the float32
-    weights of blocks `first` to `last - 1` to `out[to:]`; `format.expand` describes their arrangement.
+    weights of blocks `first` to `last - 1` to `out[to:]`; `expand` (`format.py`) describes their arrangement.
     """
 
     @jit

@@ -2,10 +2,11 @@
 
 The sums of a block of 32 columns are exact integers, so the results have the same bits as those of `fixed_tile.py`. A
 quant of a token is two signed bytes, its *digits*: `256 * high + low`. AMX's tile registers have 16 lines of 64 bytes.
-One instruction multiplies a register of digits (a line has 32 columns of a token) with a register of weight quants (a
-line has 4 columns of each of 16 rows). The result is a register of sums (a line has the sums of a token with 16 rows).
-So a block takes four instructions: the high and the low digits, each with the first and the last 16 rows. Then
-`256 * (sum of high) + (sum of low)`, times the scales of the row and of the token, is added to the products y.
+One instruction multiplies a register of digits (per token a line, of which 32 columns take half) with a register of
+weight quants (8 lines, each with 4 columns of 16 rows). The result is a register of sums (a line has the sums of a
+token with 16 rows). So a block takes four instructions: the high and the low digits, each with the first and the last
+16 rows. Then `256 * (sum of high) + (sum of low)`, times the scales of the row and of the token, is added to the
+products y.
 
 Formats with a scale for each 16 columns use the tile of `fixed_tile.py`. For these formats, AMX would be no faster: an
 instruction takes as long for 16 columns as for 32, and twice as many sums would have to be added.
@@ -122,10 +123,10 @@ class _Tile:
         return word_address(self.builder, self.rows, self.builder.mul(block, ir.Constant(_I64, ROW_WORDS * ROWS)))
 
     def _words_of_tokens(self, block: Any, word: int) -> Any:
-        """Return the address of a 4-byte word of the first token in a block; `word` is the number of the word.
+        """Return the address of a 4-byte word of the first token, for a block of columns; `word` is the word's number.
 
-        The same word of the other tokens follows. Digits are an exception: the 8 words with a token's high digits are
-        adjacent, and so are the 8 words with its low digits.
+        The same word of the other tokens follows. For digits, `word` must be DIGITS (high) or DIGITS + 8 (low): here
+        the 8 words of the first token are followed by the 8 words of the next token.
         """
         at = self.builder.add(self.builder.mul(block, ir.Constant(_I64, TOKEN_WORDS)), ir.Constant(_I64, word))
         return word_address(self.builder, self.tokens, self.builder.mul(at, self.n))

@@ -154,7 +154,7 @@ def _mapped(function: Callable[[mx.array], Any], stack: Any) -> Any:
 
 
 def stacked(linears: Sequence[Linear], dtype: mx.Dtype = mx.float32) -> Stack:
-    """Return the linear layers of several experts as one stack. Evaluate it, so that the single matrices can be freed.
+    """Return the linear layers of several experts as one stack, evaluated, so that the single matrices can be freed.
 
     If not all matrices are `GroupMatrix` of one format, all become floats of `dtype`, the type of activations.
     """

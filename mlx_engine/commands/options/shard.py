@@ -82,7 +82,7 @@ def described(error: BaseException) -> str:
 
 
 def lacks_rank(error: BaseException) -> bool:
-    """Return whether an error is a lack of memory or a bug: the message of rank 0 then begins with the rank."""
+    """Return whether an error's message names no rank, because the error is a lack of memory or a bug."""
     if isinstance(error, OSError) and error.errno is not None:  # the error concerns a file or stdout
         return False
     return isinstance(error, MemoryError) or not isinstance(
