@@ -46,7 +46,7 @@ _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # The instruction sets of code for LLVM's processor cortex-a76: dot products, float16 arithmetic, atomic instructions.
 _DOT = frozenset({"asimd", "asimddp", "asimdhp", "atomics"})
 # Maps the names of targets to the targets. Of the targets for one machine, the fastest is first. Measured on a Zen 5
-# with `--activations i16`: x86-64-v4-vnni takes 0.86 of the prefill time of x86-64-v4. The targets x86-64-v3 have LLVM's
+# with `--activations i16`: x86-64-v4-vnni takes 0.86 of the prefill time of x86-64-v4. The targets for AVX2 have LLVM's
 # processor `haswell`, because this code takes 0.86 of the decode time of code for LLVM's processor "x86-64-v3".
 TARGETS = {
     "x86-64-v4-vnni": Target("x86_64", "x86-64-v4", "+avx512vnni,+avx512vbmi", _V4 | {"avx512_vnni", "avx512vbmi"}),
