@@ -4,7 +4,8 @@
     python -m benchmarks.activations --python PATH --files q4_k_m --rounds 3 --tests tg64 b8 --out new.jsonl
 
 To measure AVX2 code on an AVX-512 processor, set NUMBA_CPU_NAME=haswell and NUMBA_CPU_FEATURES=+avx2,+fma,+f16c, and
-use a llama.cpp that is built for AVX2. Rows record NUMBA_CPU_NAME, and the instructions that llama.cpp reports.
+use a llama.cpp that is built for AVX2; for AVX-VNNI, NUMBA_CPU_NAME=alderlake and the feature +avxvnni in addition.
+Rows record NUMBA_CPU_NAME, and the instructions that llama.cpp reports.
 
 PATH is a Python interpreter that has llama-cpp-python. `--openvino PATH` names an interpreter that has
 `optimum-intel[openvino]` and transformers; OpenVINO is then measured, too, on Q8_0 and Q4_0, in tests without depth and

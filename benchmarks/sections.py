@@ -290,10 +290,10 @@ to 8 bits. The error is that of our logits, relative to logits with the same wei
 ACTIVATIONS_INTRO = """A model with the shape of Qwen3 0.6B, quantised by llama.cpp. This engine with float32 and with
 `--activations i16`, and llama.cpp with its fastest setting, are measured in the same rounds. The first factor is the
 rate of `i16` divided by that of `f32`, the second is the rate of `i16` divided by llama.cpp's. On the same processor,
-"haswell" is AVX2 code, and "alderlake" is AVX2 code with AVX-VNNI. The column "its code" has the instructions for which
-llama.cpp was built. `affine4` is MLX's format, which llama.cpp does not read. OpenVINO rounds the weights again, to 8
-bits (`q8_0`) or 4 bits (`q4_0`), and activations to 8 bits. If there are several sequences, each has a prompt of 128
-tokens, and the rate is that of all together."""
+"haswell" is AVX2 code, and "alderlake" is AVX2 code with AVX-VNNI, which llama.cpp was built without. The column "its
+code" has the instructions for which llama.cpp was built. `affine4` is MLX's format, which llama.cpp does not read.
+OpenVINO rounds the weights again, to 8 bits (`q8_0`) or 4 bits (`q4_0`), and activations to 8 bits. If there are
+several sequences, each has a prompt of 128 tokens, and the rate is that of all together."""
 
 
 def activations(rows: Sequence[Row]) -> str:

@@ -268,8 +268,9 @@ class CacheFullError(EngineError, RuntimeError):
     Args:
         length: number of tokens that the sequence has.
         wanted: number of new tokens.
-        capacity: the limit of the sequence. If `pool_is_full` is true, the number of tokens for which the sequence has
-            pages or can get free pages; equal to `length` if no state slot, or no page for a needed copy, is free.
+        capacity: the limit of the sequence. If `pool_is_full` is true, the number of tokens that fit into the
+            sequence's pages and the free pages. If no state slot is free, or no page for the copy of a shared page, no
+            new token fits.
         pool_is_full: whether the pool has too few free pages or state slots. If false, the sequence is at its limit.
     """
 

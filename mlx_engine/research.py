@@ -291,7 +291,7 @@ def choose(model: Model, prompt_ids: Sequence[int], texts: Sequence[Sequence[int
 
 
 def _extend(prompt: Session, texts: Sequence[Sequence[int]], logprobs: list[list[float]]) -> None:
-    """For each text, append the log-probabilities of all tokens but the first to the text's list in `logprobs`.
+    """Append the log-probabilities of each text's second and later tokens to its list in `logprobs`.
 
     Each pass runs tokens of all unfinished texts.
     """

@@ -106,7 +106,7 @@ class Target:
 
 TARGETS = (
     Target("haswell", _AVX2, "ymm", "Haswell", ("AVX512", "X86_V4")),
-    Target("alderlake", (*_AVX2, "avxvnni"), "ymm", "Haswell", ("AVX512", "X86_V4")),
+    Target("alderlake", (*_AVX2, "avxvnni", "gfni"), "ymm", "Haswell", ("AVX512", "X86_V4")),
     Target("skylake-avx512", _AVX512, "zmm", "SkylakeX", ("AVX512_ICL", "AVX512_SPR")),
     Target("znver5", _ZEN5, "zmm", "SkylakeX"),
     # Tests that compile a single kernel would end the process: LLVM calls a conversion that is not there.

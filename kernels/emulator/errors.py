@@ -39,7 +39,7 @@ class MemoryFaultError(EmulatorError):
 
     Attributes:
         seen: how the access was found. "at once": by a fault in an unmapped page. "afterwards": by changed bytes beside
-            an array. "exactly": by the checks of every access that the build "races" compiles into the kernel.
+            an array. "exactly": by a check of every access; only the build "races" has these checks.
     """
 
     seen: Literal["at once", "afterwards", "exactly"] = "at once"
@@ -114,10 +114,11 @@ class Finding:
     """A mistake, or a note about a possible mistake.
 
     Attributes:
-        kind: "fault", "race", "divergence", "undefined", "tensor", "hang" or "stopped" (interrupted); for notes
-            "same value", "truncation", "unwritten" (a read of memory that no thread has written), "not written"
-            (elements of an output that no thread has written), "shifted" (a shift operation that reads an inactive
-            lane), "writer" (which thread wrote an element), "barrier" (one that orders no memory) or "address space".
+        kind: "fault", "race", "divergence", "undefined", "tensor", "hang" or "stopped" (interrupted); for notes "same
+            value" (written by two threads), "truncation" (of a converted number), "unwritten" (a read of memory that no
+            thread has written), "not written" (elements of an output that no thread has written), "shifted" (a shift
+            operation that reads an inactive lane), "writer" (which thread wrote an element), "barrier" (one that orders
+            no memory) or "address space".
         is_note: whether this is only a possible mistake, so that the kernel may be right.
         text: the description, several lines.
         place: the first thread and line with this mistake.

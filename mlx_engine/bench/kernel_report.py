@@ -206,8 +206,8 @@ def _prompts(found: Row) -> str:
     heads += [[row["kernel"], row["activations"], f"{row['seconds'] * 1e6:.1f}"] for row in found["attention"]]
     has = "has" if found["accelerators"] else "has no"
     return (
-        f"A prompt of {found['prompts'][0]['vectors']} tokens; by the rule with which MLX detects accelerators "
-        f"for `matmul2d` (macOS version and GPU architecture), this GPU {has} accelerators:\n\n"
+        f"By MLX's rule (macOS version and GPU architecture), this GPU {has} accelerators for `matmul2d`. Products and "
+        f"attention of a prompt of {found['prompts'][0]['vectors']} tokens:\n\n"
         f"{aligned(cells)}\n\n{aligned(heads)}"
     )
 

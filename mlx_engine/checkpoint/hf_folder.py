@@ -46,7 +46,7 @@ def shards(folder: Path) -> list[SafetensorsFile]:
     if missing:
         raise SourceError(
             f"{folder}: safetensors files are missing: {first(missing)}. By {source}, the model has "
-            f"{len(names):,} of them. Download what is missing: "
+            f"{len(names):,} safetensors files. Download what is missing: "
             f"`hf download ORG/NAME --local-dir {shlex.quote(str(folder))}`"
         )
     return [open_safetensors(folder / name) for name in names]

@@ -39,7 +39,7 @@ _LACKS: dict[str, str] = {
         baichuan bailing_moe bailingmoe bailingmoe2 codeshell maincoder orion pangu-embedded plamo plamo3 plm
         xverse""",
     "ALiBi, biases of attention scores by distance": "bloom jais mpt refact",
-    "another order of rows in the fused matrix of queries, keys and values, in a parallel block": "falcon",
+    "Falcon's order of rows in the fused matrix of queries, keys and values": "falcon",
     "a bias of the output head (lm_head)": "gptj phixtral",
     "queries, keys and values clamped": "dbrx",
     "norms inside of attention and FFN": "bitnet",
@@ -55,7 +55,7 @@ _LACKS: dict[str, str] = {
     "experts that return their input, and two attentions in a layer": "longcat_flash longcat_flash_ngram",
     "a different number of heads in each layer": "deci laguna nemotron-nas openelm step35 step3p5",
     "values narrower than keys": "mimo2 mimo_v2_flash",
-    "keys and values of other layers": "afm7 hunyuan",
+    "keys and values of other layers, in another form than Gemma 4's": "afm7 hunyuan",
     "layers that run several times": "iquestloopcoder",
     "convolutions of keys and values": "baichuan_m1",
     "sparse attention with an indexer (DSA)": "deepseek_v32 glm-dsa glm_moe_dsa",

@@ -86,7 +86,7 @@ def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
 
 
 def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, Part]:
-    """Map names to the tensors of the GGUF file. One may join several of the model, such as a layer's experts."""
+    """Map names to the tensors of the GGUF file. Each is one tensor of the model, or joins several, such as experts."""
     joined: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
         joined.setdefault(tensor.stored("gguf").name, []).append(tensor)
@@ -151,8 +151,8 @@ def check_same(where: str, config: Any, again: Any, format_: str, *, ignored: Se
             raise UnsupportedConfigError(where=where, key=name, expected=expected, found=getattr(config, name))
 
 
-# The names in GGUF's keys `tokenizer.ggml.{name}_token_id` for end tokens, other than `eos`, that readers of GGUF do
-# not recognise by their text.
+# Readers of GGUF recognise many end tokens by their text. The ids of the others, except `eos`, are written to the keys
+# `tokenizer.ggml.{name}_token_id` with these names.
 MORE_ENDS = ("eot", "eom")
 
 
@@ -199,7 +199,9 @@ def _fitted(vocabulary: Vocabulary, size: int) -> Vocabulary:
     tokens, types = vocabulary.tokens[:size], vocabulary.types[:size]
     beyond = [vocabulary.tokens[i] for i in vocabulary.ids_of(TokenType.NORMAL, TokenType.BYTE) if i >= size]
     if beyond:
-        raise refused(vocabulary, "every token of text", f"one of the model's {size:,}", repr(beyond[0]))
+        raise refused(
+            vocabulary, "every normal and byte token", f"one of the model's {size:,} embedding rows", repr(beyond[0])
+        )
     tokens += [""] * (size - len(tokens))
     types = np.concatenate([types, np.full(size - len(types), TokenType.UNUSED, np.int8)])
     # Readers of GGUF find the id of a token by its text, so every token needs a unique text.
@@ -228,8 +230,8 @@ def _with_ends(vocabulary: Vocabulary, metadata: dict[str, object]) -> dict[str,
     known = from_gguf(metadata, where=vocabulary.where).eog_ids
     missed = sorted(i for i in vocabulary.eog_ids - known if i < len(vocabulary.tokens))
     if len(missed) > len(MORE_ENDS):
-        expected = f"at most {len(MORE_ENDS)} that readers of GGUF do not find by their text"
-        raise refused(vocabulary, "end tokens", expected, missed)
+        unknown = "the end tokens that readers of GGUF do not recognise by their text"
+        raise refused(vocabulary, unknown, f"at most {len(MORE_ENDS)}", missed)
     keys = (f"tokenizer.ggml.{name}_token_id" for name in MORE_ENDS)
     return metadata | dict(zip(keys, missed, strict=False))
 
@@ -324,10 +326,11 @@ def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Seq
 
     BPE merges the adjacent pair of lowest rank. SPM merges the adjacent pair that forms the token of highest score.
     Both produce the same tokens under a condition, which is checked here: for every token that SPM can produce, BPE
-    encodes the text of the token as this one token. Proof: let two adjacent tokens of a text form a token T. Until now,
-    no merge has crossed the ends of this pair. So when BPE encodes the text of T alone, it also produces this pair, and
-    its last merge joins the pair. Hence all pairs that SPM can merge are in the merge list, and BPE and SPM choose from
-    the same pairs. They choose the same pair, because a token gets a higher score if its last merge has a lower rank.
+    encodes the text of the token as this one token. Proof: suppose that, at some point of merging a text, two adjacent
+    tokens could be merged to a token T. Up to this point, no merge has crossed the ends of this pair. So when BPE
+    encodes the text of T alone, it also produces this pair, and its last merge joins the pair. Hence all pairs that SPM
+    can merge are in the merge list, and BPE and SPM choose from the same pairs. They choose the same pair, because a
+    token gets a higher score if its last merge has a lower rank.
 
     Raises:
         TokenizerError: SPM would produce a token that the merges do not produce.

@@ -50,8 +50,8 @@ class Part:
         kind: its layer type, such as "attn_q"; "others" if it is never quantised.
         type_before: its type before the conversion.
         type: its type in the new folder. If `asked` is given and its group size divides the row length, this is
-            `asked`. Otherwise it is `type_before`, unless this is a block type of GGUF: then it is a type of MLX's
-            groups that has the same values, or F32.
+            `asked`. Otherwise, if `type_before` is a block type of GGUF, it is a type of MLX's groups that has
+            the same values, or F32; else `type_before`.
         asked: the requested type; None if the tensor is to keep its values.
         before: a function that returns the tensor before its conversion.
     """

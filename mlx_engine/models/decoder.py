@@ -30,8 +30,9 @@ def decoder_layers(
     """Return the hidden states after all layers: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
     If layers have per-layer inputs of width I (as in Gemma 4), x is (T, D + L*I): the hidden states, then the inputs of
-    all L layers. With LoRA adapters, the columns `masked` = [first, end) of x are the adapter masks: the mask of a row
-    says which columns of the stacked adapters the row uses. Without adapters, end is 0.
+    all L layers. With LoRA adapters, columns `masked` = [first, end) of x are the masks of the tokens: all adapters are
+    joined to one pair of matrices, and a token's mask selects the columns of its adapter (`weights/adapters.py`).
+    Without adapters, end is 0.
     """
     views, masks = dict[int, KVView](), None
     if masked[1]:

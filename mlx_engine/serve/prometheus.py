@@ -1,6 +1,6 @@
 """The server's counters, gauges and histograms in the text format of Prometheus, for the route /metrics.
 
-A metric that vLLM also has gets vLLM's name, with our prefix.
+If vLLM has a metric, too, it is named as in vLLM, but with our prefix.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Metrics:
         self._steps = Counter("engine_steps", "Forward passes.")
         self._step_seconds = Counter("engine_step_seconds", "Time of forward passes in seconds.")
         self._rows = Counter("engine_step_rows", "Tokens in forward passes.", "phase")
-        self._drafts = Counter("spec_decode_num_drafts", "Passes that ran proposed tokens, counted once per answer.")
+        about = "Proposals that passes have run; a pass may run one for each answer."
+        self._drafts = Counter("spec_decode_num_drafts", about)
         self._proposed = Counter("spec_decode_num_draft_tokens", "Proposed tokens that passes have run.")
         self._accepted = Counter("spec_decode_num_accepted_tokens", "Proposed tokens that were right.")
         self._proposed_by = Counter("spec_decode_draft_tokens_by_drafter", "Proposed tokens by drafter.", "drafter")
@@ -101,7 +102,7 @@ class Metrics:
             "spec_decode_num_accepted_tokens_per_pos", "Proposed tokens that were right, by position.", "position"
         )
         self._first = Histogram("time_to_first_token_seconds", "From the submission to the first token.", FIRST_TOKEN)
-        about = "Time of the passes between two tokens of a request's first answer; tokens of one pass count as one."
+        about = "Time of the passes between tokens of a request's first answer; tokens of one pass are counted once."
         self._between = Histogram("inter_token_latency_seconds", about, BETWEEN_TOKENS)
         self._whole = Histogram("e2e_request_latency_seconds", "From the submission to the last token.", REQUEST)
         self._queue = Histogram("request_queue_time_seconds", "From the submission to getting a slot.", REQUEST)

@@ -1,8 +1,9 @@
 """Encode a conversation, rendered with the model's chat template, or the prompt of a reranker.
 
-A *marker* is any control or unknown token, or a user-defined token of more than two characters that the template can
-write. A marker that the template writes becomes one id; the same characters in a message are encoded as plain text. If
-no message spells a marker, the whole rendered text is encoded at once, so the ids are those of transformers.
+A *marker* is a control token, the unknown token (such as <unk>), or a user-defined token that the template can write
+and that has more than two characters. A marker that the template writes becomes one id; the same characters in a
+message are encoded as plain text. If no message spells a marker, the whole rendered text is encoded at once, so the ids
+are those of transformers.
 
 In a *marked text*, MARK precedes every marker that the template wrote or the model generated. The same characters
 without MARK are from a message, and are encoded as plain text.
@@ -231,9 +232,9 @@ def chat_ids(
 ) -> list[int]:
     """Return the ids of a conversation, up to the beginning of the model's answer.
 
-    This function changes messages only by `messages_for_template`; the function `conversation.template.chat_ids` also
-    rewrites them to forms that the template supports. A BOS is added if `Tokenizer.add_bos` is true and the template
-    has not written one.
+    This function changes messages only as `chat_prompt.messages_for_template` does; the function
+    `conversation.template.chat_ids` also rewrites them to forms that the template supports. A BOS is added if
+    `Tokenizer.add_bos` is true and the template has not written one.
 
     A template may compose control tokens from the roles of messages, and this function does not prevent that. So a
     program that gets roles from users must restrict them to `chat_prompt.ROLES`.
@@ -244,8 +245,8 @@ def chat_ids(
         history: if the rendered text begins with a text of the history, the ids of this text are used, and only the
             rest is encoded. The prompt is added to the history; `History.add_answer` adds the answer.
         limits: limits on the template's time, memory and output.
-        check: called with an empty text before the template runs. Also called with each text before it is encoded,
-            unless the history has a beginning of the prompt.
+        check: may raise an error to end the work. Called with an empty text before the template runs, and with each
+            text before it is encoded, unless the history has a beginning of the prompt.
         accept: called with the rendered text before it is encoded.
 
     Raises:

@@ -361,10 +361,10 @@ def open_model(path: Path, allow_settings: Sequence[str] = ()) -> Checkpoint:
     prefix. A named setting that is implemented is not removed.
 
     Raises:
-        OptionError: one of the names is not a setting of the file.
-        SourceError, FormatError: the file cannot be opened, or is damaged.
-        ModelError: the quantisation of a folder is not implemented. If `allow_settings` has names, also raised if
-            the architecture is not implemented, or if a setting that is not among the names is not implemented.
+        OptionError: one of the names is not a setting of the file. SourceError, FormatError: the file cannot be opened,
+        or is damaged. ModelError: a folder's weights are quantised in a way that is not implemented. If
+        `allow_settings` has names, also raised if the architecture is not implemented, or if a setting that is not
+        among the names is not implemented.
     """
     check_allowed(allow_settings)
     checkpoint = open_checkpoint(path)

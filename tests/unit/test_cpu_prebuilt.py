@@ -70,7 +70,7 @@ def test_the_best_target_is_loaded_and_has_the_parts(folder: Path):
 
 
 def test_loaded_code_has_the_bits_of_compiled_code(folder: Path):
-    """On each target: the weights of Q8_0 blocks, expanded in their order."""
+    """On the first and the last target: the weights of Q8_0 blocks, expanded in their order."""
     own, rng = library.load([PART]), np.random.default_rng(1)
     assert isinstance(own._parts[PART], library.Code)
     blocks, scratch = rng.integers(0, 256, (64, 34), dtype=np.uint8), np.zeros(1 << 16, np.uint8)
@@ -179,6 +179,14 @@ def test_an_arm64_target_needs_the_atomic_instructions_that_llvm_emits(name: str
     machine = binding.Target.from_triple(target.triple).create_target_machine(target.processor, target.features)
     text = machine.emit_assembly(binding.parse_assembly(ADD))
     assert ("ldadd" in text) == ("atomics" in target.needs)
+
+
+@pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.machine == "x86_64"])
+def test_an_x86_target_needs_vnni_if_llvm_emits_it(name: str):
+    target = TARGETS[name]
+    machine = binding.Target.from_triple(target.triple).create_target_machine(target.processor, target.features)
+    text = machine.emit_assembly(binding.parse_assembly(vectors._PROBE_OF_PAIRS))
+    assert ("vpdpwssd" in text) == bool({"avx_vnni", "avx512_vnni"} & target.needs)
 
 
 def test_the_target_of_a_wheel_is_what_the_kernels_are_compiled_for_there():

@@ -109,7 +109,7 @@ def test_a_missing_shard_is_named(sharded, indexed):
     if not indexed:
         (sharded / "model.safetensors.index.json").unlink()
     (sharded / "model-00002-of-00003.safetensors").unlink()
-    expected = r"files are missing: model-00002-of-00003\.safetensors\. By .*, the model has 3 of them\. Download what"
+    expected = r"model-00002-of-00003\.safetensors\. By .*, the model has 3 safetensors files\. Download what"
     with pytest.raises(SourceError, match=expected):
         logits(sharded)
 

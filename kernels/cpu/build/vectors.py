@@ -101,9 +101,9 @@ def has_tiles() -> bool:
 
 # When rows are expanded for register tiles (`tile.py`), a row is stored in 16 / PART parts: the first part has the
 # first PART columns of every 16 columns, the second part the next PART columns of every 16. With AVX2, PART is 8, the
-# number of columns in a register. Otherwise PART is 16, also on NEON, whose registers hold 4 columns. The loop in
-# `tile.py` makes two steps of 16 columns per iteration: with a smaller PART, LLVM would load the columns of both steps
-# at once, and no registers would be left for sums.
+# number of columns in a register. Otherwise PART is 16. On NEON, whose registers hold 4 columns, it is not 4, because
+# the loop in `tile.py` makes two steps of 16 columns per iteration: LLVM would load the columns of both steps at once,
+# and no registers would be left for sums.
 PART = 8 if register_lanes() == 8 else LANES
 
 

@@ -1,4 +1,4 @@
-"""For products in fixed point: load the scale and the offset of a block of each of 8 rows, one lane per row."""
+"""Load scales and offsets for products in fixed point: those of one block in each of 8 rows, one lane per row."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _joined(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any,
 
 
 def scales_one_by_one(scale_of: Callable[..., Any]) -> Scales:
-    """Return the `Scales` of a format without offsets; `scale_of(blocks, at)` returns a block's scale in every lane."""
+    """Return the `Scales` of a format without offsets; `scale_of(data, at)` loads one into every lane."""
 
     @jit
     def gather(a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -> Any:

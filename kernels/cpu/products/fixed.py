@@ -1,8 +1,9 @@
 """Gemm in fixed point (`--activations i16`): the tasks that quantise the input, pack it into panels, and multiply.
 
-`fixed_numpy.py` defines the arithmetic. `fixed_tile.py` and `fixed_amx.py` have the inner kernels, called tiles. A tile
-multiplies a panel of weight rows with a panel of at most TOKENS tokens. So the tokens are divided into groups of at
-most TOKENS, and each group is packed into one panel. The products of a token do not depend on the size of its group.
+`fixed_numpy.py` defines the arithmetic. The inner kernels, called tiles, are in `fixed_tile.py` (SIMD) and
+`fixed_amx.py` (AMX, if `TILES` is true). A tile multiplies a panel of weight rows with a panel of at most TOKENS
+tokens. So the tokens are divided into groups of at most TOKENS, and each group is packed into one panel. The products
+of a token do not depend on the size of its group.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def prepare_fixed(job: Any, chunk: int, scratch: int) -> None:
 def _add_panel(
     job: Any, m: int, first: int, end: int, column: int, group: int, end_group: int, scratch: int, y: int
 ) -> None:
-    """Multiply one panel of rows of matrix m with several groups of tokens: up to DEPTH columns, from `column` on.
+    """Multiply a panel of rows of matrix m with several groups of tokens, over at most DEPTH columns from `column` on.
 
     The panel has at most PANEL_ROWS rows, from row `first` on; `end` is the end of the chunk's rows. The groups are
     `group` to `end_group - 1`. The products are added to PANEL_ROWS floats per token at address `y`. Scratch memory at

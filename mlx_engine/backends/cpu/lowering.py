@@ -514,7 +514,7 @@ class Lowered:
 
     Attributes:
         steps: (steps, STEP_WIDTH) int64, the encoded steps.
-        x: the buffer of the input: the hidden states before the first layer, and other inputs (`Backend.compile`).
+        x: the buffer of the input, whose columns `Backend.compile` describes: first the hidden states.
         y: the location of the result.
         floats: number of scratch floats per token for all values.
         inputs: the most scratch floats per token that a matrix product needs, over all steps.
