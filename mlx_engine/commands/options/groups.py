@@ -77,7 +77,7 @@ def parameters_of(group: Any, *, is_rare: bool = False) -> list[inspect.Paramete
     title, found = first_sentence(group.__doc__), []
     for f, hint in _hinted(group):
         if is_dataclass(hint):
-            found += parameters_of(hint)
+            found += parameters_of(hint, is_rare=is_rare)
             continue
         hint = _named(Annotated[hint, RARE] if is_rare else hint, title)
         found.append(_parameter(f.name, default=None if f.default == () else f.default, annotation=hint))
