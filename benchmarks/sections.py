@@ -301,8 +301,7 @@ def activations(rows: Sequence[Row]) -> str:
     machines: dict[str, list[Row]] = {}
     for row in rows:
         machines.setdefault(row["machine"]["processor"], []).append(row)
-    tables = [f"{source(of[-1])}\n\n{_activations(of)}" for of in machines.values()]
-    return "\n\n".join([ACTIVATIONS_INTRO, *tables]) + "\n"
+    return "\n\n".join([ACTIVATIONS_INTRO, *map(_activations, machines.values())]) + "\n"
 
 
 def _activations(rows: Sequence[Row]) -> str:
@@ -319,7 +318,9 @@ def _activations(rows: Sequence[Row]) -> str:
         factors = [factor(rounded, exact), rate(theirs), factor(rounded, theirs), built_for(theirs)]
         lines.append([file, test, processor, rate(exact), rate(rounded), *factors, rate(fastest(of, OPENVINO))])
     head = ["file", "test", "code for", "f32", "i16", "factor", f"{LLAMA}, fastest", "factor", "its code", OPENVINO]
-    return table(head, lines, n_words=3)
+    more = len({row["commit"] for row in rows}) > 1
+    earlier = " Some rows are of earlier commits, which `activations.jsonl` names." if more else ""
+    return f"{source(rows[-1])}{earlier}\n\n{table(head, lines, n_words=3)}"
 
 
 def built_for(row: Row | None) -> str:

@@ -184,6 +184,8 @@ def test_an_arm64_target_needs_the_atomic_instructions_that_llvm_emits(name: str
 @pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.machine == "x86_64"])
 def test_an_x86_target_needs_vnni_if_llvm_emits_it(name: str):
     target = TARGETS[name]
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
     machine = binding.Target.from_triple(target.triple).create_target_machine(target.processor, target.features)
     text = machine.emit_assembly(binding.parse_assembly(vectors._PROBE_OF_PAIRS))
     assert ("vpdpwssd" in text) == bool({"avx_vnni", "avx512_vnni"} & target.needs)
